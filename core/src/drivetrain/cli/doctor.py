@@ -1,0 +1,69 @@
+"""``drivetrain doctor``: what this machine has, and what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from typing import Any
+
+from drivetrain import __version__
+from drivetrain.seam.registry import get_registry
+
+ENGINES = ("torch", "transformers", "tensordict", "ray", "megatron-core", "transformer-engine", "vllm", "sglang")
+
+
+def doctor(*, as_json: bool) -> int:
+    """Print the findings; returns 1 if something is installed but cannot be used."""
+    registry = get_registry()
+    broken = [row for row in registry.rows() if row.status not in ("ok", "disabled")]
+    report: dict[str, Any] = {
+        "drivetrain": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "engines": {name: _version(name) for name in ENGINES},
+        "hardware": _hardware(registry),
+        "not_loadable": [vars(row) for row in broken],
+    }
+    wrong = [row["problem"] for row in report["hardware"] if row["problem"]] + broken
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return 1 if wrong else 0
+    print(f"drivetrain {__version__}   Python {report['python']}   {report['platform']}")
+    for name, version in report["engines"].items():
+        print(f"  {name:<20} {version or 'not installed'}")
+    for row in report["hardware"]:
+        print(f"  {row['name']:<20} {row['problem'] or row['devices']}")
+    for row in broken:
+        print(f"  {row.status:<20} {row.distribution} {row.version}: {row.reason}")
+    print("something is not usable" if wrong else "all that is installed can be used")
+    return 1 if wrong else 0
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hardware(registry: Any) -> list[dict[str, Any]]:
+    rows = []
+    for name in registry.names("hardware"):
+        if name == "auto":
+            continue
+        row: dict[str, Any] = {"name": name, "devices": "none", "problem": ""}
+        try:
+            kind = registry.load("hardware", name)
+            count = kind.detect()
+            if count:
+                from drivetrain.config import PluginConfig
+
+                hardware = kind(PluginConfig(name=name))
+                memory = hardware.memory()
+                row["devices"] = f"{count} x {hardware.device_name()}, {memory.total / 2**30:.0f} GiB"
+        except Exception as error:
+            row["problem"] = f"{type(error).__name__}: {error}"
+        rows.append(row)
+    return rows
+

@@ -1,0 +1,49 @@
+"""``drivetrain train``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.config.resolve import load_config
+from drivetrain.errors import DrivetrainError
+from drivetrain.seam.registry import get_registry
+
+
+def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite: bool) -> int:
+    """Run a config to its end; returns the exit code."""
+    resolved = load_config(path, overrides, get_registry())  # everything wrong with it is said before torch loads
+    run = resolved.run
+    from drivetrain.contracts.tracker import RunResult
+    from drivetrain.driver import checkpoints, run_folder
+    from drivetrain.driver.session import Session
+    from drivetrain.driver.stopping import StopRequest
+    from drivetrain.driver.tracking import Tracking
+    from drivetrain.driver.trainer import Trainer
+
+    run_dir = run.trainer.run_dir.absolute()
+    found = checkpoints.complete(run_dir) if resume == "auto" else [checkpoints.find(Path(resume))] if resume else []
+    notes = [*resolved.notes, *run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)]
+    if resume:
+        notes.append(f"resuming from {found[-1]}" if found else f"no checkpoint in {run_dir}; starting at step 1")
+    tracking = Tracking(run)
+    try:
+        with StopRequest() as request, Session(run, announce=tracking.phase) as session:
+            tracking.progress = session.progress
+            trainer = Trainer(session, tracking, run_dir, [*notes, session.placement])
+            if found:
+                trainer.resume(found[-1])
+            run_folder.write_config(run_dir, run)
+            result = trainer.train(stop=lambda: request.requested)
+    except BaseException as error:
+        message = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
+        tracking.ended(RunResult(status="failed", steps_done=max(0, tracking.progress.step - 1), error=message,
+                                 steps_planned=run.trainer.steps, run_dir=run_dir, last_metrics={}))  # fmt: skip
+        raise
+    tracking.ended(result)
+    if result.status == "interrupted":
+        print(f"stopped after step {result.steps_done}; go on with\n"
+              f"  drivetrain train {run_dir / run_folder.CONFIG_FILE} --resume auto", file=sys.stderr)  # fmt: skip
+        return 130
+    return 0

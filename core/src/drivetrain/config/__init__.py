@@ -1,0 +1,30 @@
+"""The config: its shape, its layers and its checks."""
+
+from drivetrain.config.base import (
+    AlgorithmConfig,
+    DatasetConfig,
+    OptimizerConfig,
+    PluginConfig,
+    Problem,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+)
+from drivetrain.config.checks import check_options
+from drivetrain.config.models import (
+    ActorConfig,
+    CriticConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ReferenceConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
+    "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RolloutConfig",
+    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options",
+]  # fmt: skip

@@ -1,0 +1,147 @@
+"""The shape of a run's config. Sections that a plugin reads are marked with the hook that offers their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from drivetrain.config.base import (
+    AlgorithmConfig,
+    DatasetConfig,
+    OptimizerConfig,
+    PluginConfig,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Marks a section whose ``name`` is looked up among the offers of a hook."""
+
+    hook: str
+
+
+class ModelConfig(Section):
+    """The policy, and the start of every model derived from it."""
+
+    path: Path = Field(description="Hugging Face folder with config, weights and tokenizer.")
+    tokenizer: Path | None = Field(None, description="Folder of the tokenizer, if it is not the model's.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type that weights are held in.")
+    init: Literal["pretrained", "random"] = Field(
+        "pretrained", description="Read the weights, or draw new ones from the folder's config and the run's seed."
+    )
+    trust_remote_code: bool = Field(False, description="Run model code that the folder brings along.")
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Folder of the tokenizer."""
+        return self.tokenizer or self.path
+
+
+class ScheduleConfig(Section):
+    """Course of the learning rate over the steps of the run."""
+
+    name: Literal["constant", "linear", "cosine"] = Field("constant", description="Course after the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps in which the learning rate rises linearly.")
+    min_factor: float = Field(0.0, ge=0, le=1, description="Lowest factor that linear and cosine come down to.")
+
+
+class TrainableConfig(Section):
+    """A model that learns."""
+
+    backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
+    optimizer: Annotated[SerializeAsAny[OptimizerConfig], Offered("optimizers")]
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this 2-norm.")
+
+
+class ActorConfig(TrainableConfig):
+    """The policy that learns."""
+
+    mini_batch_prompts: int | None = Field(
+        None, gt=0, description="Prompts of one optimizer step; it divides data.batch_prompts. Omitted: all of them."
+    )
+
+
+class CriticConfig(TrainableConfig):
+    """The model that estimates values. Omitted, it derives from the actor."""
+
+    model: ModelConfig | None = Field(None, description="Another model to start from than the actor's.")
+
+
+class ReferenceConfig(Section):
+    """The frozen policy that KL is measured to. Omitted, it derives from the actor."""
+
+    backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
+    model: ModelConfig | None = Field(None, description="Another model than the one the actor starts from.")
+
+
+class DataConfig(Section):
+    """Prompts, and how they become tokens."""
+
+    train: Annotated[SerializeAsAny[DatasetConfig], Offered("datasets")]
+    eval: Annotated[SerializeAsAny[DatasetConfig] | None, Offered("datasets")] = None
+    batch_prompts: int = Field(gt=0, description="Prompts of one step.")
+    shuffle: bool = Field(True, description="A new order each epoch, drawn from the run's seed.")
+    max_prompt_tokens: int = Field(1024, gt=0, description="Longest prompt.")
+    overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = Field(
+        "error", description="What happens to a longer prompt."
+    )
+    template: str | None = Field(
+        None, description="Text around a plain prompt, with {prompt}; omitted, the prompt as it is."
+    )
+    chat: bool | None = Field(
+        None, description="Use the tokenizer's chat template. Omitted: if it has one and no template is given."
+    )
+
+    @model_validator(mode="after")
+    def _template_has_prompt(self) -> DataConfig:
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError("template lacks {prompt}")
+        return self
+
+
+class EvaluationConfig(Section):
+    """How held-out prompts are answered."""
+
+    temperature: float = Field(0.0, ge=0, description="0 takes the most likely token.")
+    samples: int = Field(1, gt=0, description="Completions of each prompt.")
+    batch_prompts: int = Field(256, gt=0, description="Prompts that are answered together.")
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    steps: int = Field(gt=0, description="Steps of the run.")
+    seed: int = Field(1, ge=0, description="Every random number of the run derives from it.")
+    run_dir: Path = Field(Path("runs/run"), description="Run folder.")
+    eval_every: int = Field(0, ge=0, description="Steps between evaluations on data.eval; 0: at start and end alone.")
+    save_every: int = Field(0, ge=0, description="Steps between checkpoints; 0: at the end alone.")
+    log_every: int = Field(1, gt=0, description="Steps between lines of metrics.")
+    keep_checkpoints: int = Field(2, gt=0, description="Checkpoints that are kept; older ones are removed.")
+    eval: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    model: ModelConfig
+    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], Offered("algorithms")]
+    actor: ActorConfig
+    rollout: Annotated[SerializeAsAny[RolloutConfig] | None, Offered("rollouts")] = None
+    critic: CriticConfig | None = None
+    ref: ReferenceConfig | None = None
+    hybrid_engine: Annotated[SerializeAsAny[PluginConfig], Offered("hybrid_engines")] = Field(
+        default_factory=lambda: {"name": "shared"}  # type: ignore[arg-type,return-value]
+    )
+    data: DataConfig
+    rewards: tuple[Annotated[SerializeAsAny[RewardConfig], Offered("rewards")], ...] = ()
+    executor: Annotated[SerializeAsAny[PluginConfig], Offered("executors")]
+    hardware: Annotated[SerializeAsAny[PluginConfig], Offered("hardware")]
+    trackers: tuple[Annotated[SerializeAsAny[PluginConfig], Offered("trackers")], ...]
+    trainer: TrainerConfig

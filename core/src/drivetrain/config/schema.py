@@ -1,0 +1,56 @@
+"""A JSON schema of configs, for editors: the sections of installed plugins, told apart by ``name``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from drivetrain.config.models import Offered
+from drivetrain.config.sections import types_inside
+from drivetrain.errors import PluginError
+from drivetrain.seam.registry import Registry
+
+
+def run_schema(model: type[BaseModel], registry: Registry) -> dict[str, Any]:
+    """The schema of a config model, with a definition for each selectable plugin."""
+    definitions: dict[str, Any] = {}
+    schema = _section(model, registry, definitions)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "drivetrain run config", **schema,
+            "$defs": definitions}  # fmt: skip
+
+
+def _section(model: type[BaseModel], registry: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
+    own = model.model_json_schema()
+    definitions.update(own.pop("$defs", {}))
+    for name, info in model.model_fields.items():
+        marks = [m for m in info.metadata if isinstance(m, Offered)]
+        for kind, mark in types_inside(info.annotation):
+            found = marks[0] if marks else mark
+            if found is not None:
+                choice = _choice(found.hook, kind, registry, definitions)
+                many = "array" in str(own["properties"][name].get("type", ""))
+                own["properties"][name] = {"type": "array", "items": choice} if many else choice
+            else:
+                definitions[kind.__name__] = _section(kind, registry, definitions)
+                own["properties"][name] = {"$ref": f"#/$defs/{kind.__name__}"}
+    defaulted = {"hybrid_engine", "executor", "hardware", "trackers"}  # the lowest layer of a config gives these
+    if "required" in own:
+        own["required"] = [key for key in own["required"] if key not in defaulted]
+    return own
+
+
+def _choice(hook: str, base: type[BaseModel], registry: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
+    options = []
+    for name in registry.names(hook):
+        try:
+            model = registry.config_model(hook, name) or base
+        except PluginError:
+            continue  # it cannot be selected either
+        one = model.model_json_schema(ref_template=f"#/$defs/{hook}.{name}.{{model}}")
+        definitions.update({f"{hook}.{name}.{key}": value for key, value in one.pop("$defs", {}).items()})
+        one["properties"]["name"] = {"const": name, "description": registry.select(hook, name).spec.summary}
+        one["required"] = sorted({*one.get("required", ()), "name"})
+        definitions[f"{hook}.{name}"] = one
+        options.append({"$ref": f"#/$defs/{hook}.{name}"})
+    return {"oneOf": options}

@@ -1,0 +1,67 @@
+"""The contract of an algorithm: two short programs on the driver."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.config import AlgorithmConfig
+    from drivetrain.driver.roles import Roles
+    from drivetrain.metrics import Metric
+    from drivetrain.protocol import DataProto
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of an objective, by name, so that it can cross to a worker process.
+
+    The objective of an update is the sum over its terms of ``weight * term``.
+
+    Attributes:
+        name: a name offered by the hook ``policy_losses``.
+        weight: factor of the term; a term of weight 0 is not computed.
+        args: keyword arguments of the loss function.
+    """
+
+    name: str
+    weight: float = 1.0
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(ABC):
+    """What distinguishes one training algorithm from another, written as its paper's box.
+
+    The driver calls :meth:`collect` and :meth:`learn` once a step. Weight sync, sleep and wake, offload, evaluation
+    and checkpoints are the driver's; an algorithm never asks for them, so it runs unchanged on any placement.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def collect(self, roles: Roles, prompts: DataProto) -> DataProto:
+        """Turn prompts into a batch to learn from: generate, score, log-probs, values, advantages.
+
+        Args:
+            roles: the models and the rewards (``roles.rollout``, ``roles.actor``, ``roles.ref``, ``roles.rewards``).
+            prompts: one row a prompt, with the columns ``input_ids``, ``attention_mask`` (left padded) and ``uid``.
+
+        Returns:
+            the batch, with ``response_mask`` and whatever :meth:`learn` needs.
+        """
+
+    @abstractmethod
+    def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
+        """Update the models from the batch and return metrics, named without a prefix."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that must survive a restart, as plain JSON values. The default has no state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")

@@ -1,0 +1,153 @@
+"""The contract of a training engine, and of the weights that leave it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from drivetrain.config import ModelConfig, PluginConfig
+    from drivetrain.contracts.algorithm import LossTerm
+    from drivetrain.contracts.hardware import Hardware
+    from drivetrain.contracts.mesh import RankLayout
+    from drivetrain.metrics import Metric
+    from drivetrain.numerics import Counts
+    from drivetrain.protocol import DataProto
+    from drivetrain.weights import WeightStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendContext:
+    """What a backend is told about the run it serves.
+
+    Attributes:
+        role: ``actor``, ``ref``, ``critic`` or ``reward``.
+        model: the model section of the config.
+        optimizer: config of the optimizer (``resolve("optimizers", optimizer.name)`` builds it), or None for a role
+            that never learns.
+        max_grad_norm: gradients are scaled down to this 2-norm; None leaves them.
+        hardware: the device of this process.
+        rank, world_size: position among the processes of the role's worker group; when ``world_size`` is more than
+            1, ``torch.distributed`` has been initialised.
+        seed: of the run; a backend that draws random numbers derives them from it.
+    """
+
+    role: str
+    model: ModelConfig
+    optimizer: PluginConfig | None
+    max_grad_norm: float | None
+    hardware: Hardware
+    rank: int
+    world_size: int
+    seed: int
+
+
+class TrainingBackend(ABC):
+    """A model and its optimizer on the devices of one role.
+
+    The backend owns micro-batching and packing. It must make the gradient of an update the sum of the gradients of
+    the loss shares over micro-batches and ranks, whatever averaging its engine does by itself.
+
+    Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
+    ``backend.live_module``, ``backend.weights``, ``backend.export``, ``backend.param_offload`` and its kin.
+    """
+
+    def __init__(self, config: PluginConfig, context: BackendContext) -> None:
+        self.config = config
+        self.context = context
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Load the model (and make the optimizer) on the device."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> RankLayout:
+        """Where this rank stands in the mesh ``train``."""
+
+    @abstractmethod
+    def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
+        """Evaluate the model without gradient.
+
+        Args:
+            batch: rows with ``input_ids``, ``attention_mask`` (rows, prompt + response) and ``responses`` (rows,
+                response).
+            outputs: some of ``log_probs``, ``entropy``, ``values``.
+            temperature: logits are divided by it, as they are in sampling.
+
+        Returns:
+            for each output float32 ``(rows, response)``, zero beyond the response. ``log_probs[:, t]`` is the
+            log-probability of ``responses[:, t]``; ``values[:, t]`` is the value before that token.
+        """
+
+    @abstractmethod
+    def update(
+        self,
+        batch: DataProto,
+        terms: Sequence[LossTerm],
+        counts: Counts,
+        *,
+        temperature: float,
+        lr_factor: float,
+    ) -> dict[str, Metric]:
+        """Take one optimizer step on one mini-batch.
+
+        Args:
+            batch: this rank's rows of the mini-batch.
+            terms: the objective is the sum of ``weight * term``.
+            counts: of the whole mini-batch over all ranks.
+            temperature: as in :meth:`forward`.
+            lr_factor: factor of the configured learning rate at this step.
+
+        Returns:
+            metrics of the terms, and ``loss``, ``grad_norm``, ``lr``.
+
+        Raises:
+            drivetrain.NonFiniteError: when the loss or a gradient is not finite; no weight was changed.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer and random state so that :meth:`load` continues exactly; ``folder`` exists."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Read back what :meth:`save` wrote."""
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder (safetensors, config, generation config, tokenizer)."""
+
+    @abstractmethod
+    def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+        """Lend the weights under their Hugging Face names, in buckets of at most ``bucket_bytes``.
+
+        A collective call: every rank enters, iterates the same sequence of buckets and leaves.
+        """
+
+    def live_module(self) -> nn.Module:
+        """The module itself, callable as transformers' causal language models are (capability ``live_module``)."""
+        raise TypeError(f"backend {self.config.name!r} does not offer backend.live_module")
+
+    def offload(self, parts: Collection[str]) -> None:
+        """Move ``parameters``, ``gradients`` or ``optimizer`` to host memory."""
+        raise TypeError(f"backend {self.config.name!r} cannot offload {sorted(parts)}")
+
+    def onload(self, parts: Collection[str]) -> None:
+        """Bring the parts back."""
+        raise TypeError(f"backend {self.config.name!r} cannot offload {sorted(parts)}")
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held by part, for metrics. The default has nothing to say."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of devices and files."""
+
+

@@ -1,0 +1,41 @@
+"""Where a rank stands, and how a call is spread over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """Index and size of one rank along each dimension of a mesh.
+
+    Dimensions: data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism.
+    """
+
+    dp: int = 0
+    tp: int = 0
+    pp: int = 0
+    cp: int = 0
+    ep: int = 0
+    dp_size: int = 1
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    ep_size: int = 1
+
+
+class DispatchMode(ABC):
+    """Split the arguments of a call over ranks, and make one result of theirs."""
+
+    @abstractmethod
+    def split(self, layouts: Sequence[RankLayout], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
+        """Give each rank, in order, its positional and keyword arguments. The caller's objects are not changed."""
+
+    @abstractmethod
+    def collect(self, layouts: Sequence[RankLayout], outputs: Sequence[Any]) -> Any:
+        """Make the caller's result of the ranks' results."""

@@ -1,0 +1,94 @@
+"""The contracts of where workers live and of who holds the devices when."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from drivetrain.config import PluginConfig, RunConfig
+    from drivetrain.contracts.backend import TrainingBackend
+    from drivetrain.contracts.rollout import RolloutEngine
+    from drivetrain.weights import WeightStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPlan:
+    """Workers to start.
+
+    Attributes:
+        name: of the group, such as ``actor_rollout_ref``.
+        worker: ``"module:Class"`` of the worker.
+        roles: the roles that each worker of the group plays.
+    """
+
+    name: str
+    worker: str
+    roles: tuple[str, ...]
+
+
+class WorkerGroup(ABC):
+    """Workers that are called together."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """Number of workers."""
+
+    @abstractmethod
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a registered method on the ranks, with arguments split and results collected by its dispatch mode."""
+
+
+class Executor(ABC):
+    """Starts workers somewhere, and ends them."""
+
+    def __init__(self, config: PluginConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def start(self, plans: Sequence[GroupPlan], run: RunConfig) -> Mapping[str, WorkerGroup]:
+        """Start all groups; a placement that cannot be had is refused before any worker starts."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End all workers; nothing of them remains."""
+
+
+class HybridEngine(ABC):
+    """Who holds the devices when, and how weights get from training to generation. One lives in each worker."""
+
+    def __init__(self, config: PluginConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
+        """Couple the two engines of this worker, both initialised."""
+
+    @abstractmethod
+    def enter_generation(self, version: int) -> Mapping[str, float]:
+        """Get ready to generate with the weights of that version; returns metrics of the switch."""
+
+    @abstractmethod
+    def enter_training(self) -> Mapping[str, float]:
+        """Get ready to train; returns metrics of the switch."""
+
+
+class WeightTransport(Protocol):
+    """Carries buckets from where weights are trained to where they generate."""
+
+    def send(self, stream: WeightStream) -> None:
+        """On the side of training: send every bucket."""
+
+    def receive(self) -> WeightStream:
+        """On the side of generation: the buckets, in the order sent."""
+
+
+class Environment(Protocol):
+    """How an episode unfolds after the prompt."""
+
+    def step(self, episode: Mapping[str, Any], response_token_ids: Sequence[int]) -> tuple[Sequence[int], bool]:
+        """Take the policy's turn; return the tokens that the environment adds (masked out of every loss), and
+        whether the episode is over."""

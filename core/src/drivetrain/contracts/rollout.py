@@ -1,0 +1,161 @@
+"""The contract of a generation engine. The primitive is asynchronous; batches are derived here."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from drivetrain.config import ModelConfig, RolloutConfig
+    from drivetrain.contracts.hardware import Hardware
+    from drivetrain.weights import WeightStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens.
+
+    Attributes:
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches it.
+        min_p: keep tokens whose probability is at least this share of the most likely one's.
+        max_tokens, min_tokens: bounds of the response's length in tokens, the end-of-sequence token counted.
+        stop_token_ids: tokens that end a response besides the end-of-sequence token; they stay in it.
+        stop: strings that end a response; the tokens up to the one that completes the string stay in it.
+        ignore_eos: go on past the end-of-sequence token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One prompt and the samples wanted of it.
+
+    Attributes:
+        request_id: unique among the requests under way.
+        prompt_token_ids: the prompt; never tokenized again.
+        seeds: one 64-bit seed for each sample wanted. The same seed, prompt and weights give the same tokens,
+            wherever and beside whatever the sample is drawn.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One sample.
+
+    Attributes:
+        request_id, sample: which sample of which request.
+        token_ids: the response, its end-of-sequence or stop token included.
+        log_probs: of each token under the distribution that it was drawn from.
+        finish_reason: ``stop`` (end of sequence, stop token or stop string), ``length`` or ``abort``.
+        weight_versions: spans ``(first token, version)`` in order; one span unless weights changed on the way.
+        extras: what else an engine can tell, such as routed experts.
+    """
+
+    request_id: str
+    sample: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: Literal["stop", "length", "abort"]
+    weight_versions: tuple[tuple[int, int], ...]
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutContext:
+    """What an engine is told about the run it serves.
+
+    Attributes:
+        model: the model section of the config; its folder holds the tokenizer.
+        hardware: the device of this process.
+        rank, world_size: position among the processes of the worker group.
+        seed: of the run.
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    rank: int
+    world_size: int
+    seed: int
+
+
+class RolloutEngine(ABC):
+    """Draws completions from the policy.
+
+    Capabilities that its spec may provide: ``rollout.log_probs`` (of the sampled tokens), ``rollout.live_module``
+    (it can run the trainer's own module), ``rollout.load_weights``, ``rollout.sleep``.
+    """
+
+    def __init__(self, config: RolloutConfig, context: RolloutContext) -> None:
+        self.config = config
+        self.context = context
+        self.weight_version = 0
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Get ready; an engine that measures free memory does so here, after the trainers have theirs."""
+
+    @abstractmethod
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Completion]:
+        """Yield the request's samples as they finish, in any order."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """End a request; what it has so far is yielded with ``finish_reason="abort"``."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stop drawing tokens at the next token boundary, keeping what is under way."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+
+    def attach(self, module: nn.Module) -> None:
+        """Generate with the trainer's module in place of weights of one's own (capability ``live_module``)."""
+        raise TypeError(f"rollout {self.config.name!r} does not offer rollout.live_module")
+
+    def load_weights(self, stream: WeightStream, version: int) -> None:
+        """Replace all weights by the stream's, check that nothing is missing or doubled, and forget cached prefixes."""
+        raise TypeError(f"rollout {self.config.name!r} does not offer rollout.load_weights")
+
+    def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
+        """Free the device memory of the parts."""
+
+    def wake(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
+        """Take the device memory of the parts back; weights are undefined until loaded."""
+
+    def close(self) -> None:
+        """Let go of devices and processes."""
+
+    def generate_batch(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """Run all requests together and return each one's samples in the order of its seeds."""
+
+        async def samples(request: GenerationRequest) -> list[Completion]:
+            done = [completion async for completion in self.generate(request)]
+            return sorted(done, key=lambda completion: completion.sample)
+
+        async def everything() -> list[list[Completion]]:
+            return await asyncio.gather(*(samples(request) for request in requests))
+
+        return asyncio.run(everything())

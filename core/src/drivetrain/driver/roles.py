@@ -1,0 +1,153 @@
+"""The models and rewards as an algorithm sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from drivetrain.config import RunConfig
+from drivetrain.contracts.algorithm import LossTerm
+from drivetrain.contracts.placement import WorkerGroup
+from drivetrain.driver.phases import Phases
+from drivetrain.driver.progress import Progress
+from drivetrain.driver.schedule import lr_factor
+from drivetrain.metrics import Metric
+from drivetrain.numerics import Counts, group_index
+from drivetrain.protocol import DataProto
+from drivetrain.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from drivetrain.driver.rewarding import RewardPanel
+    from drivetrain.driver.text import ResponseEncoder
+
+
+class RolloutRole:
+    """Generates with the actor's current weights."""
+
+    def __init__(self, group: WorkerGroup, phases: Phases, progress: Progress, pad_token_id: int) -> None:
+        self._group, self._phases, self._progress = group, phases, progress
+        self._pad_token_id = pad_token_id
+
+    def generate(
+        self, prompts: DataProto, *, samples: int = 1, temperature: float | None = None, phase: str = "generate"
+    ) -> DataProto:
+        """Draw completions.
+
+        Args:
+            prompts: ``input_ids``, ``attention_mask`` (prompts, prompt) and ``uid``.
+            samples: completions of each prompt.
+            temperature: in place of the config's.
+
+        Returns:
+            (prompts x samples) rows with ``responses``, ``response_mask``, ``rollout_log_probs`` and the rest.
+        """
+        wanted = {"samples": samples, "step": self._progress.step, "pad_token_id": self._pad_token_id}
+        if temperature is not None:
+            wanted["temperature"] = temperature  # type: ignore[assignment]
+        request = prompts.with_columns()
+        request.meta_info = {**prompts.meta_info, **wanted}
+        with self._phases(phase, side="generation"):
+            batch: DataProto = self._group.call("generate_sequences", request)
+        return batch
+
+
+class ActorRole:
+    """The policy that learns."""
+
+    def __init__(self, group: WorkerGroup, phases: Phases, progress: Progress, run: RunConfig) -> None:
+        self._group, self._phases, self._progress, self._run = group, phases, progress, run
+
+    def log_probs(self, batch: DataProto) -> DataProto:
+        """The batch with the actor's ``old_log_probs`` and ``entropy`` of the responses, each (rows, response)."""
+        with self._phases("log_probs", side="training"):
+            return batch.union(self._group.call("compute_log_prob", batch))
+
+    def mini_batches(self, batch: DataProto, epoch: int = 0) -> Iterator[DataProto]:
+        """The batch in mini-batches of ``actor.mini_batch_prompts`` prompts, in an order drawn for the epoch.
+
+        Rows of one prompt, and rows of one ``loss_group``, stay together.
+        """
+        size = self._run.actor.mini_batch_prompts
+        prompts = len(set(batch.non_tensor_batch["uid"].tolist()))
+        if size is None or size == prompts:
+            yield batch
+        else:
+            seed = derive_seed(self._run.trainer.seed, "mini_batches", self._progress.step, epoch)
+            yield from batch.mini_batches(size, seed=seed)
+
+    def update(self, batch: DataProto, *terms: LossTerm) -> dict[str, Metric]:
+        """One optimizer step on a mini-batch; the objective is the sum of ``weight * term``.
+
+        Returns:
+            metrics of the terms, and ``loss``, ``grad_norm``, ``lr``.
+        """
+        counts = Counts.of(batch["response_mask"], group_index(batch.non_tensor_batch["uid"]))
+        factor = lr_factor(self._run.actor.schedule, max(1, self._progress.step), self._run.trainer.steps)
+        with self._phases("update", side="training"):
+            active = [term for term in terms if term.weight != 0]
+            metrics: dict[str, Metric] = self._group.call("update_actor", batch, active, counts, factor)
+        self._progress.updates += 1
+        self._phases.weights_changed()
+        return metrics
+
+
+class ReferenceRole:
+    """The frozen policy that KL is measured to."""
+
+    def __init__(self, group: WorkerGroup, phases: Phases) -> None:
+        self._group, self._phases = group, phases
+
+    def log_probs(self, batch: DataProto) -> DataProto:
+        """The batch with the reference's ``ref_log_probs`` of the responses (rows, response)."""
+        with self._phases("ref_log_probs", side="training"):
+            return batch.union(self._group.call("compute_ref_log_prob", batch))
+
+
+class RewardsRole:
+    """The rewards of the config, weighted and guarded."""
+
+    def __init__(self, panel: RewardPanel, phases: Phases) -> None:
+        self._panel, self._phases = panel, phases
+
+    def score(self, batch: DataProto) -> DataProto:
+        """The batch with ``token_level_scores`` (rows, response), ``scores``, ``correct`` and ``reward/<label>``."""
+        with self._phases("reward"):
+            return self._panel.score(batch)
+
+
+class Roles:
+    """Everything that an algorithm may call. A role that the config does not have raises when it is touched."""
+
+    def __init__(
+        self,
+        *,
+        actor: ActorRole,
+        text: ResponseEncoder,
+        rollout: RolloutRole | None = None,
+        ref: ReferenceRole | None = None,
+        rewards: RewardsRole | None = None,
+    ) -> None:
+        self.actor = actor
+        self.text = text
+        self._optional = {"rollout": rollout, "ref": ref, "rewards": rewards}
+
+    @property
+    def rollout(self) -> RolloutRole:
+        """The generation engine."""
+        return self._get("rollout")  # type: ignore[no-any-return]
+
+    @property
+    def ref(self) -> ReferenceRole:
+        """The reference policy; an algorithm gets it by naming ``ref`` in its config's ``roles()``."""
+        return self._get("ref")  # type: ignore[no-any-return]
+
+    @property
+    def rewards(self) -> RewardsRole:
+        """The rewards of the config."""
+        return self._get("rewards")  # type: ignore[no-any-return]
+
+    def _get(self, name: str) -> object:
+        role = self._optional[name]
+        if role is None:
+            raise AttributeError(f"this run has no role {name!r}; the algorithm's config names its roles in roles()")
+        return role

@@ -1,0 +1,103 @@
+"""Everything that a run stands on: workers, roles, prompts and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
+from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
+from drivetrain.driver.phases import Phases
+from drivetrain.driver.prompts import PromptSource
+from drivetrain.driver.rewarding import PanelReward, RewardPanel
+from drivetrain.driver.progress import Progress
+from drivetrain.driver.roles import ActorRole, ReferenceRole, RewardsRole, Roles, RolloutRole
+from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
+from drivetrain.seam.registry import resolve
+
+POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
+
+
+class Session:
+    """Workers with their models loaded, and the driver's side of everything.
+
+    Args:
+        run: the config.
+        announce: called with the name of each phase that starts.
+        training: False leaves out what only training needs (the reference, the training prompts).
+    """
+
+    def __init__(self, run: RunConfig, *, announce: Callable[[str], None] = lambda _: None, training: bool = True):
+        self.run = run
+        self.progress = Progress()
+        self.tokenizer = load_tokenizer(run.model)
+        self.train_prompts = self._prompts(run.data.train, "data.train") if training else None
+        self.eval_prompts = self._prompts(run.data.eval, "data.eval") if run.data.eval is not None else None
+        self.rewards = RewardPanel([self._reward(section) for section in run.rewards], self.tokenizer)
+        self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
+        self.phases = Phases(announce, self._switch)
+        try:
+            self.policy = self._start(training)
+            self.placement = f"placement: {' + '.join(self._role_names)} on {self.policy.call('init_model')}"
+        except BaseException:
+            self.close()
+            raise
+        self.roles = self._roles()
+
+    def _prompts(self, section: DatasetConfig, where: str) -> PromptSource:
+        dataset = resolve("datasets", section.name)(section)
+        return PromptSource(dataset, self.tokenizer, self.run.data, self.run.trainer.seed, where=where)
+
+    @staticmethod
+    def _reward(section: RewardConfig) -> PanelReward:
+        return PanelReward(label=section.label or section.name, reward=resolve("rewards", section.name)(section),
+                           weight=section.weight, timeout_s=section.timeout_s)  # fmt: skip
+
+    def _start(self, training: bool) -> WorkerGroup:
+        roles = ["actor"]
+        if self.run.rollout is not None:
+            roles.append("rollout")
+        if training and self.run.ref is not None:
+            roles.append("ref")
+        name = "_".join(roles)
+        groups = self.executor.start([GroupPlan(name=name, worker=POLICY_WORKER, roles=tuple(roles))], self.run)
+        self._role_names = tuple(roles)
+        return groups[name]
+
+    def _roles(self) -> Roles:
+        pad = pad_token_id(self.tokenizer)
+        has = self._role_names
+        return Roles(
+            actor=ActorRole(self.policy, self.phases, self.progress, self.run),
+            text=ResponseEncoder(self.tokenizer),
+            rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if "rollout" in has else None,
+            ref=ReferenceRole(self.policy, self.phases) if "ref" in has else None,
+            rewards=RewardsRole(self.rewards, self.phases) if self.run.rewards else None,
+        )
+
+    def _switch(self, side: str) -> Mapping[str, float]:
+        if side == "generation":
+            return self.policy.call("enter_generation", self.progress.updates)  # type: ignore[no-any-return]
+        return self.policy.call("enter_training")  # type: ignore[no-any-return]
+
+    def save_models(self, folder: Path) -> None:
+        """Write the workers' state below ``folder``."""
+        self.policy.call("save_checkpoint", folder)
+
+    def load_models(self, folder: Path) -> None:
+        """Read the workers' state of a checkpoint."""
+        self.policy.call("load_checkpoint", folder)
+        self.phases.weights_changed()
+
+    def close(self) -> None:
+        """End the workers."""
+        self.executor.shutdown()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

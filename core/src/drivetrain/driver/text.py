@@ -1,0 +1,94 @@
+"""Between text and tokens: the tokenizer, decoded responses, and encoded ones for supervised training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.errors import UserError
+from drivetrain.protocol import DataProto
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain.config import ModelConfig
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer in the model's folder. Raises UserError when there is none that loads."""
+    from transformers import AutoTokenizer
+
+    folder = config.tokenizer_path
+    try:
+        # Without files, transformers makes an empty tokenizer of the kind that the model's config.json names.
+        if not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+            raise FileNotFoundError("the folder holds no tokenizer files" if folder.is_dir() else "there is no such folder")
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
+    except Exception as error:
+        raise UserError(f"cannot load the tokenizer: {error}", where=str(folder),
+                        mend="set model.tokenizer to a folder with tokenizer.json") from error  # fmt: skip
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """The token that fills rows up, else the one that ends a text. Raises UserError when there is neither."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError("the tokenizer has neither a padding nor an end-of-sequence token", where="model.tokenizer",
+                    mend="set pad_token in its tokenizer_config.json")  # fmt: skip
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """``(tokens, mask)``, both int64 ``(batch, longest)``; the mask is 1 where there is a token of a row."""
+    width = max((len(row) for row in rows), default=0)
+    tokens = torch.full((len(rows), width), pad, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for index, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        tokens[index, place] = torch.tensor(row, dtype=torch.int64)
+        mask[index, place] = 1
+    return tokens, mask
+
+
+def response_tokens(batch: DataProto) -> list[list[int]]:
+    """The tokens of each row that the policy chose: ``responses`` where ``response_mask`` is 1."""
+    mask = batch["response_mask"].bool()
+    return [row[chosen].tolist() for row, chosen in zip(batch["responses"], mask, strict=True)]
+
+
+def decode_responses(batch: DataProto, tokenizer: Any) -> list[str]:
+    """The text of each row's response, special tokens left out."""
+    return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in response_tokens(batch)]
+
+
+class ResponseEncoder:
+    """Makes batches of given responses, in the form in which a rollout returns drawn ones."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Raises UserError when the tokenizer has no end-of-sequence token."""
+        if tokenizer.eos_token_id is None:
+            raise UserError("the tokenizer has no end-of-sequence token to end responses with",
+                            where="model.tokenizer", mend="set eos_token in its tokenizer_config.json")  # fmt: skip
+        self._tokenizer, self._pad = tokenizer, pad_token_id(tokenizer)
+
+    def respond(self, prompts: DataProto) -> DataProto:
+        """Join prompts with their ``response_text``, encoded and ended with the end-of-sequence token.
+
+        Adds ``prompts`` ``(batch, prompt)``, ``responses`` and ``response_mask`` ``(batch, response)``; ``input_ids``
+        and ``attention_mask`` become ``(batch, prompt + response)``. Raises UserError for a prompt without response.
+        """
+        rows = []
+        for uid, text in zip(prompts["uid"], prompts["response_text"], strict=True):
+            if text is None:
+                raise UserError(f"prompt {uid} has no response to learn from", where="data.train",
+                                mend="set response_key, or take a dataset with responses")  # fmt: skip
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            rows.append([*ids, self._tokenizer.eos_token_id])
+        responses, mask = padded(rows, self._pad, left=False)
+        return prompts.with_columns(
+            prompts=prompts["input_ids"], responses=responses, response_mask=mask,
+            input_ids=torch.cat([prompts["input_ids"], responses], dim=1),
+            attention_mask=torch.cat([prompts["attention_mask"], mask], dim=1),
+        )  # fmt: skip

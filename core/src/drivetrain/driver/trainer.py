@@ -1,0 +1,123 @@
+"""The loop of a training run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.contracts.algorithm import Algorithm
+from drivetrain.contracts.observers import CheckpointSaved, StepEnded
+from drivetrain.contracts.tracker import RunInfo, RunResult
+from drivetrain.driver import checkpoints
+from drivetrain.driver.evaluation import evaluate
+from drivetrain.driver.session import Session
+from drivetrain.driver.stats import batch_metrics
+from drivetrain.driver.tracking import Tracking
+from drivetrain.errors import UserError
+from drivetrain.metrics import to_floats
+from drivetrain.seam.registry import resolve
+
+
+class Trainer:
+    """Runs an algorithm on a session for the planned number of steps."""
+
+    def __init__(self, session: Session, tracking: Tracking, run_dir: Path, notes: Sequence[str] = ()) -> None:
+        self.session = session
+        self.run = session.run
+        self.tracking = tracking
+        self.run_dir = run_dir
+        self.notes = tuple(notes)
+        self.algorithm: Algorithm = resolve("algorithms", self.run.algorithm.name)(self.run.algorithm)
+        self.metrics: dict[str, float] = {}
+
+    def train(self, stop: Callable[[], bool] = lambda: False) -> RunResult:
+        """Take the steps that are left; ``stop`` is asked after each one."""
+        session, steps = self.session, self.run.trainer.steps
+        assert session.train_prompts is not None
+        self.tracking.started(self._info())
+        if session.progress.step == 0:
+            self._evaluate()
+            self._log()
+        while session.progress.step < steps and not stop():
+            session.progress.step += 1
+            start = time.perf_counter()
+            prompts = session.train_prompts.next_batch(self.run.data.batch_prompts)  # 1. prompts
+            batch = self.algorithm.collect(session.roles, prompts)  # 2. what to learn from
+            learned = self.algorithm.learn(session.roles, batch)  # 3. learn
+            self._measure(batch, to_floats(learned), time.perf_counter() - start)
+            if self._due(self.run.trainer.eval_every):
+                self._evaluate()  # 4. held-out prompts
+            if self._due(self.run.trainer.save_every) or stop():
+                self._save()  # 5. a checkpoint
+            self._log()  # 6. numbers
+        done = session.progress.step
+        return RunResult(
+            status="finished" if done >= steps else "interrupted", steps_done=done, steps_planned=steps,
+            run_dir=self.run_dir, last_metrics=self.metrics,
+        )  # fmt: skip
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            UserError: it is of another algorithm.
+        """
+        state = checkpoints.read_state(folder)
+        if state["algorithm_name"] != self.run.algorithm.name:
+            raise UserError(f"the checkpoint is of algorithm {state['algorithm_name']!r}, not "
+                            f"{self.run.algorithm.name!r}", where=str(folder))  # fmt: skip
+        assert self.session.train_prompts is not None
+        self.session.load_models(folder)
+        self.session.progress.step, self.session.progress.updates = state["step"], state["updates"]
+        self.session.train_prompts.load_state_dict(state["prompts"])
+        self.algorithm.load_state_dict(state["algorithm"])
+
+    def _due(self, every: int) -> bool:
+        step = self.session.progress.step
+        return step == self.run.trainer.steps or (every > 0 and step % every == 0)
+
+    def _measure(self, batch: Any, learned: dict[str, float], seconds: float) -> None:
+        numbers = {f"train/{name}": value for name, value in {**batch_metrics(batch), **learned}.items()}
+        tokens = float(batch["response_mask"].sum())
+        self.metrics = {**numbers, "train/step_tokens": tokens, "throughput/tokens_per_s": tokens / seconds,
+                        "time/step_s": seconds}  # fmt: skip
+
+    def _evaluate(self) -> None:
+        if self.session.eval_prompts is None:
+            return
+        evaluation = evaluate(self.session)
+        self.metrics |= evaluation.metrics
+        self.tracking.samples(self.session.progress.step, evaluation.samples)
+
+    def _save(self) -> None:
+        session = self.session
+        step = session.progress.step
+        assert session.train_prompts is not None
+        state = {
+            "step": step, "updates": session.progress.updates, "algorithm_name": self.run.algorithm.name,
+            "algorithm": self.algorithm.state_dict(), "prompts": session.train_prompts.state_dict(),
+        }  # fmt: skip
+        with session.phases("save", side="training"):
+            folder = checkpoints.save(self.run_dir, step, state, session.save_models)
+            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints)
+        self.tracking.checkpoint_saved(CheckpointSaved(step=step, run_dir=self.run_dir, folder=folder))
+
+    def _log(self) -> None:
+        step = self.session.progress.step
+        self.metrics |= self.session.phases.take()
+        if step % self.run.trainer.log_every == 0 or self._due(0) or any(n.startswith("eval/") for n in self.metrics):
+            self.tracking.metrics(step, self.metrics)
+        self.tracking.step_ended(StepEnded(step=step, run_dir=self.run_dir, metrics=self.metrics))
+
+    def _info(self) -> RunInfo:
+        run = self.run
+        prompts, samples = run.data.batch_prompts, run.algorithm.samples_per_prompt()
+        plan: dict[str, int | str] = {
+            "steps": run.trainer.steps, "prompts": prompts, "samples": samples, "sequences": prompts * samples,
+            "mini-batches": prompts // (run.actor.mini_batch_prompts or prompts),
+            "workers": self.session.policy.world_size,
+        }  # fmt: skip
+        return RunInfo(run_dir=self.run_dir, config=run, notes=self.notes,
+                       first_step=self.session.progress.step + 1, plan=plan)  # fmt: skip

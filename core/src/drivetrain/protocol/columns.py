@@ -1,0 +1,129 @@
+"""The standard columns: what a part of drivetrain finds under which name, in one table.
+
+Sizes in a shape: `batch` rows; `prompt` and `response` tokens after padding; `sequence` = `prompt`
+before generation and `prompt + response` after. Prompts are padded on the left and responses on the
+right, so that the first response token stands at position `prompt` in every row. Response-aligned
+columns hold at `[i, t]` what belongs to token `responses[i, t]`; where `response_mask` is 0 they may
+hold anything, NaN too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from drivetrain.protocol.dataproto import DataProto
+
+DType = Literal["int64", "float32", "mask", "id", "object"]
+
+DTYPES: dict[DType, tuple[str, str]] = {
+    "int64": ("iu", "integer"),
+    "float32": ("f", "floating, of any precision"),
+    "mask": ("biu", "boolean or integer, of 0 and 1"),
+    "id": ("iuO", "integer, or objects that can be hashed"),
+    "object": ("O", "objects"),
+}
+"""What each dtype of the table accepts: numpy's letters for it, and words."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One standard column: its name, shape such as `(batch, response)`, dtype and meaning."""
+
+    name: str
+    shape: str
+    dtype: DType
+    meaning: str
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the dimensions: `("batch", "response")`."""
+        return tuple(size.strip() for size in self.shape.strip("()").split(",") if size.strip())
+
+
+_ROW, _PROMPT = "(batch,)", "(batch, prompt)"
+_RESPONSE, _SEQUENCE = "(batch, response)", "(batch, sequence)"
+
+_TABLE = (
+    Column("prompts", _PROMPT, "int64", "prompt tokens, left padded"),
+    Column("responses", _RESPONSE, "int64", "tokens after the prompt, the policy's own unchanged, right padded"),
+    Column("input_ids", _SEQUENCE, "int64", "before generation the prompts, after it prompts and responses joined"),
+    Column("attention_mask", _SEQUENCE, "mask", "1 for tokens and 0 for padding of input_ids"),
+    Column("position_ids", _SEQUENCE, "int64", "position of each token of input_ids; 0 at the first real token"),
+    Column("response_mask", _RESPONSE, "mask", "the action mask: 1 where the policy chose the token, 0 elsewhere"),
+    Column("rollout_log_probs", _RESPONSE, "float32", "log-probability (nats) by the rollout engine that sampled"),
+    Column("old_log_probs", _RESPONSE, "float32", "log-probability (nats) by the trainer's policy before the update"),
+    Column("ref_log_probs", _RESPONSE, "float32", "log-probability (nats) by the reference policy"),
+    Column("entropy", _RESPONSE, "float32", "entropy (nats) of the policy's distribution at each token"),
+    Column("values", _RESPONSE, "float32", "the critic's value of the state in which each token was chosen"),
+    Column("rm_scores", _RESPONSE, "float32", "a reward model's score, at the last token"),
+    Column("token_level_scores", _RESPONSE, "float32", "score before KL; of a whole response at its last token"),
+    Column("token_level_rewards", _RESPONSE, "float32", "token_level_scores less the KL penalty"),
+    Column("advantages", _RESPONSE, "float32", "advantage of each token"),
+    Column("returns", _RESPONSE, "float32", "target of the critic at each token"),
+    Column("rollout_is_weights", _RESPONSE, "float32", "importance weight, trainer's policy over rollout's"),
+    Column("weight_version", _RESPONSE, "int64", "version of the weights that sampled each token"),
+    Column("uid", _ROW, "id", "the prompt a row belongs to; samples of one prompt share it"),
+    Column("loss_group", _ROW, "id", "rows whose loss is one term (a pair), never separated; None joins nothing"),
+    Column("sample_index", _ROW, "int64", "number of the sample among those of its uid"),
+    Column("is_padding", _ROW, "mask", "1 in rows that only fill the batch up; there only in a padded batch"),
+    Column("data_source", _ROW, "object", "name of the dataset that the prompt came from"),
+    Column("answer", _ROW, "object", "what a rule-based reward compares with"),
+    Column("raw_prompt", _ROW, "object", "prompt before the chat template: a string or a list of messages"),
+    Column("response_text", _ROW, "object", "the response as text, without special tokens"),
+    Column("finish_reason", _ROW, "object", "why generation ended: stop, length or abort"),
+)
+
+STANDARD_COLUMNS: dict[str, Column] = {column.name: column for column in _TABLE}
+"""Every standard column by name."""
+
+
+def check_columns(proto: DataProto, required: Iterable[str]) -> None:
+    """Check that `proto` has the columns `required`, standard ones as the table says.
+
+    Sizes of one name must agree among the required columns. Nothing is fetched. Raises ValueError
+    that lists everything missing or wrong; a name outside the table is only looked for.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    problems = []
+    for name in required:
+        if name not in proto:
+            problems.append(f"there is no {name} among {proto.keys()}")
+            continue
+        if name not in STANDARD_COLUMNS:
+            continue
+        standard = STANDARD_COLUMNS[name]
+        found = proto.batch.stored(name) if name in proto.batch else proto.non_tensor_batch[name]
+        if _kind(found.dtype) not in DTYPES[standard.dtype][0]:
+            problems.append(f"{name} is {found.dtype}; it must be {DTYPES[standard.dtype][1]}")
+        if len(found.shape) != len(standard.sizes):
+            problems.append(f"{name} has shape {tuple(found.shape)}; it must be {standard.shape}")
+            continue
+        for label, size in zip(standard.sizes, found.shape, strict=True):
+            expected, where = sizes.setdefault(label, (size, name))
+            if size != expected:
+                problems.append(f"{name} has {label} size {size}, {where} has {expected}")
+    if problems:
+        raise ValueError("columns do not fit: " + "; ".join(problems))
+
+
+def _kind(dtype: torch.dtype | np.dtype[Any]) -> str:
+    """The letter that numpy has for this kind of dtype."""
+    if isinstance(dtype, np.dtype):
+        return dtype.kind
+    if dtype == torch.bool:
+        return "b"
+    return "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
+
+
+def columns_markdown() -> str:
+    """The table as markdown, for the documentation."""
+    lines = ["| column | shape | dtype | meaning |", "| --- | --- | --- | --- |"]
+    for c in STANDARD_COLUMNS.values():
+        lines.append(f"| `{c.name}` | `{c.shape}` | {c.dtype} | {c.meaning} |")
+    return "\n".join(lines) + "\n"

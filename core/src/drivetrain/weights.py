@@ -1,0 +1,175 @@
+"""Weights on their way out of a backend: buckets of tensors on loan, and the checks of the receiving side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from drivetrain.errors import ExpiredWeightsError, WeightStreamError
+
+
+class _Lease:
+    """Whether the context that lends some tensors is still open."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which part of the whole tensor a bucket entry holds.
+
+    Attributes:
+        dim: the dimension that is split, or None for the whole tensor.
+        index, count: which of how many equal shares.
+    """
+
+    dim: int | None = None
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightEntry:
+    """One tensor (or a shard of one) on loan.
+
+    Attributes:
+        name: the Hugging Face name.
+        shape: of the whole tensor.
+        dtype: of the tensor as sent.
+        alias: the name of the tensor that this one is tied to; such an entry carries no tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placement: Placement = Placement()
+    alias: str | None = None
+    _tensor: torch.Tensor | None = None
+    _lease: _Lease = field(default_factory=_Lease)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor, while the context that lends it is open.
+
+        Raises:
+            ExpiredWeightsError: when that context has been left.
+            WeightStreamError: for an alias, which has no tensor.
+        """
+        if not self._lease.open:
+            raise ExpiredWeightsError(self.name)
+        if self._tensor is None:
+            raise WeightStreamError(f"weight {self.name!r} is an alias of {self.alias!r} and carries no tensor")
+        return self._tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor that the entry carries; 0 for an alias."""
+        return 0 if self._tensor is None else self._tensor.numel() * self._tensor.element_size()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Some entries that travel together.
+
+    Attributes:
+        version: of the weights.
+        kind: ``full`` weights of the model, or an ``adapter``.
+    """
+
+    entries: tuple[WeightEntry, ...]
+    version: int = 0
+    kind: str = "full"
+
+
+class WeightStream:
+    """The sequence of buckets that a backend lends inside one context; it can be iterated once."""
+
+    def __init__(self, buckets: Iterable[Bucket], lease: _Lease) -> None:
+        self._buckets = iter(buckets)
+        self._lease = lease
+
+    def __iter__(self) -> Iterator[Bucket]:
+        for bucket in self._buckets:
+            if not self._lease.open:
+                raise ExpiredWeightsError(bucket.entries[0].name)
+            yield bucket
+
+
+@contextmanager
+def lend(
+    tensors: Iterable[tuple[str, torch.Tensor, str | None]], *, bucket_bytes: int, version: int = 0
+) -> Iterator[WeightStream]:
+    """Lend whole tensors as a stream of buckets of at most ``bucket_bytes``.
+
+    Args:
+        tensors: ``(name, tensor, alias)``; an entry with an alias is sent without its tensor. A generator is drawn
+            from bucket by bucket, so that it may gather shards as it goes.
+        bucket_bytes: bound of a bucket; a larger tensor travels alone.
+    """
+    lease = _Lease()
+
+    def buckets() -> Iterator[Bucket]:
+        pending: list[WeightEntry] = []
+        size = 0
+        for name, tensor, alias in tensors:
+            entry = WeightEntry(
+                name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, alias=alias,
+                _tensor=None if alias else tensor, _lease=lease,
+            )  # fmt: skip
+            if pending and size + entry.nbytes > bucket_bytes:
+                yield Bucket(entries=tuple(pending), version=version)
+                pending, size = [], 0
+            pending.append(entry)
+            size += entry.nbytes
+        if pending:
+            yield Bucket(entries=tuple(pending), version=version)
+
+    try:
+        yield WeightStream(buckets(), lease)
+    finally:
+        lease.open = False
+
+
+class Manifest:
+    """What a receiver expects: each name once, with its shape and dtype."""
+
+    def __init__(self, expected: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self.expected = expected
+        self._seen: set[str] = set()
+
+    def accept(self, entry: WeightEntry) -> None:
+        """Count an entry in.
+
+        Raises:
+            WeightStreamError: for an unknown name, a second one, or another shape.
+        """
+        if entry.name not in self.expected:
+            raise WeightStreamError(f"weight {entry.name!r} was sent, but the receiving model has no such weight")
+        if entry.name in self._seen:
+            raise WeightStreamError(f"weight {entry.name!r} was sent twice")
+        shape, _ = self.expected[entry.name]
+        if entry.shape != shape:
+            raise WeightStreamError(f"weight {entry.name!r} was sent with shape {entry.shape}; expected {shape}")
+        self._seen.add(entry.name)
+
+    def complete(self) -> None:
+        """Check that every expected name came.
+
+        Raises:
+            WeightStreamError: naming what is missing.
+        """
+        missing = sorted(set(self.expected) - self._seen)
+        if missing:
+            raise WeightStreamError(f"{len(missing)} weights were not sent, first {missing[0]!r}")
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """A digest of a tensor's dtype, shape and bytes: equal content has an equal fingerprint on every device."""
+    digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
+    digest.update(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The algorithm my-algo, as a plugin of drivetrain."""

@@ -1,0 +1,1 @@
+"""Group relative policy optimization, as a plugin of drivetrain."""
