@@ -65,21 +65,14 @@ class ConfigError(UserError):
     def __init__(self, problems: Iterable[tuple[Problem, str]]) -> None:
         """Compose from ``(problem, origin of the value)`` pairs."""
         self.problems = tuple(problems)
+        super().__init__(f"{len(self.problems)} problems in the config")
+
+    def message(self) -> str:
         lines = []
         for problem, origin in self.problems:
             lines.append(f"{problem.what} ({f'{origin}: ' if origin else ''}{problem.key})")
             lines += [f"  {line}" for line in problem.mend.splitlines()]
-        count = len(self.problems)
-        super().__init__(lines[0] if count == 1 else f"{count} problems in the config")
-        self._lines = lines
-
-    def message(self) -> str:
-        lines = getattr(self, "_lines", None)
-        if lines is None:
-            return super().message()
-        if len(self.problems) == 1:
-            return "\n".join(lines)
-        return "\n".join([self.what, *(f"  {line}" for line in lines)])
+        return "\n".join(lines) if len(self.problems) == 1 else "\n  ".join([self.what, *lines])
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ConfigError, (self.problems,))

@@ -82,7 +82,7 @@ def test_exact_match(response: str, finish: str, options: dict[str, Any], right:
     assert reward([sample(response, finish_reason=finish)]) == [right]
 
 
-SOURCE = '''
+SOURCE = """
 from drivetrain import Score
 
 def weighted(response: str, extra, *, factor: float, words: list[str] = ()) -> float:
@@ -97,8 +97,11 @@ def anything(response, **options):
 def positional(*words):
     return 0.0
 
+def unknown(response, kind: "Nowhere"):
+    return 0.0
+
 number = 3
-'''
+"""
 
 
 def reward(folder: Path, name: str, **args: Any) -> FunctionReward:
@@ -132,6 +135,7 @@ def test_a_function_of_a_module_and_of_a_relative_file(tmp_path: Path, monkeypat
         ("weighted", {"factor": 1, "response": "x"}, "args sets response, which come from the sample"),
         ("judged", {"x": 1}, "takes no arguments besides fields of the sample"),
         ("positional", {}, "parameter 'words' cannot be given by name"),
+        ("unknown", {"kind": 1}, "annotation of the reward function is not known: name 'Nowhere'"),
         ("number", {}, "'number' is no function"),
         ("absent", {}, "cannot load the reward function: AttributeError"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from drivetrain.protocol import PADDING_COLUMN, STANDARD_COLUMNS, DataProto, check_columns, columns_markdown
 
 

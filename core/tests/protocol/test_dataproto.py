@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from drivetrain.protocol import DataProto
 from tensordict import TensorDict
+
+from drivetrain.protocol import DataProto
 
 
 def batch_of(rows: int = 4) -> DataProto:

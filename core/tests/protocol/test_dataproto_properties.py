@@ -6,11 +6,12 @@ import tempfile
 
 import numpy as np
 import torch
-from drivetrain.protocol import DataProto, LocalHandle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from drivetrain.protocol import DataProto, LocalHandle
+
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

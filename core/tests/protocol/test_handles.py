@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from drivetrain.protocol import ColumnHandle, DataProto, LocalHandle, RowView, check_columns
 from torch import Tensor
+
+from drivetrain.protocol import ColumnHandle, DataProto, LocalHandle, RowView, check_columns
 
 
 class Counted(ColumnHandle):

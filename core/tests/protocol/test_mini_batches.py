@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from drivetrain.protocol import DataProto
 
 
@@ -51,6 +52,11 @@ def test_a_loss_group_over_prompts_holds_them_together():
     assert rows_of(prompts_of("abc", loss_group=[None, None, None]).mini_batches(1)) == [[0], [1], [2]]
     with pytest.raises(ValueError, match=r"ties 2 prompts together.*mini-batches of 1"):
         batch.mini_batches(1)
+
+
+def test_single_prompts_fill_what_tied_ones_leave():
+    batch = prompts_of("abcdef", loss_group=[None, None, "x", "x", "y", "y"])
+    assert rows_of(batch.mini_batches(3)) == [[2, 3, 0], [4, 5, 1]]
 
 
 def test_select_uids():

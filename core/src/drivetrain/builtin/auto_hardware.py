@@ -23,7 +23,7 @@ def detected_name() -> str:
     if len(accelerators) > 1:
         raise UserError(f"several kinds of accelerator are present: {', '.join(accelerators)}",
                         where="hardware.name", mend=f"pin one, such as hardware.name={accelerators[0]}")  # fmt: skip
-    return accelerators[0] if accelerators else next(spec.name for spec in present)
+    return str(accelerators[0] if accelerators else next(spec.name for spec in present))
 
 
 def detect(config: PluginConfig) -> Hardware:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, Required, TypedDict
@@ -62,9 +62,13 @@ def _load(path: str) -> Callable[..., Any]:
 
 def _checked(function: Callable[..., Any], config: FunctionRewardConfig) -> dict[str, Any]:
     """The values of ``args``, converted to the annotated types."""
-    hints = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
+    try:
+        hints = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
+    except NameError as error:
+        raise UserError(f"an annotation of the reward function is not known: {error}", where=config.path,
+                        mend="import the name outside TYPE_CHECKING") from error  # fmt: skip
     own: dict[str, Any] = {}
-    others = "forbid"
+    others: Literal["forbid", "allow"] = "forbid"
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             others = "allow"
@@ -73,16 +77,18 @@ def _checked(function: Callable[..., Any], config: FunctionRewardConfig) -> dict
                             mend="let the function take keyword arguments")  # fmt: skip
         elif name not in SAMPLE_FIELDS:
             needed = Required if parameter.default is parameter.empty else NotRequired
-            own[name] = needed[hints.get(name, Any)]  # type: ignore[index]
+            own[name] = needed[hints.get(name, Any)]
     if taken := SAMPLE_FIELDS & set(config.args):
         raise UserError(f"args sets {', '.join(sorted(taken))}, which come from the sample", where=config.path,
                         mend="remove them from args, or rename the function's parameters")  # fmt: skip
-    shape = TypedDict("Args", own)  # type: ignore[operator]
-    shape.__pydantic_config__ = ConfigDict(extra=others, arbitrary_types_allowed=True)  # type: ignore[typeddict-item]
+    typed_dict: Any = TypedDict  # its keys are not known to a type checker
+    shape = typed_dict("Args", own)
+    shape.__pydantic_config__ = ConfigDict(extra=others, arbitrary_types_allowed=True)
     try:
-        return TypeAdapter(shape).validate_python(config.args)  # type: ignore[no-any-return]
+        args: dict[str, Any] = TypeAdapter(shape).validate_python(config.args)
     except ValidationError as error:
         said = {"missing": "missing", "extra_forbidden": "unknown"}
         rows = [(".".join(map(str, e["loc"])), said.get(e["type"], e["msg"])) for e in error.errors()]
         takes = f"{config.path} takes {', '.join(own) or 'no arguments besides fields of the sample'}"
         raise UserError("args does not fit the reward function", where=config.path, details=rows, mend=takes) from error
+    return args

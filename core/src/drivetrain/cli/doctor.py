@@ -66,4 +66,3 @@ def _hardware(registry: Any) -> list[dict[str, Any]]:
             row["problem"] = f"{type(error).__name__}: {error}"
         rows.append(row)
     return rows
-

@@ -22,9 +22,7 @@ app = typer.Typer(
 )
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML config.", show_default=False)]
-Overrides = Annotated[
-    Optional[list[str]], typer.Argument(help="section.key=value, over the file.", show_default=False)
-]
+Overrides = Annotated[Optional[list[str]], typer.Argument(help="section.key=value, over the file.", show_default=False)]
 Run = Annotated[Path, typer.Argument(help="Run folder, or one of its checkpoints.", show_default=False)]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

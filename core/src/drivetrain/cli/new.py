@@ -23,7 +23,9 @@ def new_algorithm(name: str, folder: Path | None) -> None:
         raise UserError(f"{name!r} cannot be the name of an algorithm", where="drivetrain new",
                         mend="use lower-case words joined by hyphens, such as my-algo")  # fmt: skip
     if name in get_registry().names("algorithms"):
-        raise UserError(f"an algorithm {name!r} is installed already", where="drivetrain new", mend="choose another name")
+        raise UserError(
+            f"an algorithm {name!r} is installed already", where="drivetrain new", mend="choose another name"
+        )
     target = folder or Path(name)
     if target.exists():
         raise UserError("the folder exists", where=str(target), mend="choose another one with --folder")

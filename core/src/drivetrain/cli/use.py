@@ -61,7 +61,9 @@ def generate(run: Path, overrides: Sequence[str], *, prompts: list[str], samples
                               session.run.trainer.seed)  # fmt: skip
         for batch in source.all_batches(len(lines)):
             answers = session.roles.rollout.generate(batch, samples=samples, temperature=temperature)
-            for prompt, text in zip(answers.non_tensor_batch["raw_prompt"], decode_responses(answers, session.tokenizer)):
+            for prompt, text in zip(
+                answers.non_tensor_batch["raw_prompt"], decode_responses(answers, session.tokenizer)
+            ):
                 print(f"{prompt}{text}", flush=True)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.config.base import PluginConfig, Problem
 
 if TYPE_CHECKING:
-    from drivetrain.config.models import RunConfig
     from drivetrain.seam.registry import Registry
 
 

@@ -13,7 +13,7 @@ from drivetrain.seam.specs import PluginSpec
 
 
 def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
-    """Add the sections of roles that the algorithm needs and the config omits, and say so."""
+    """Add the sections of roles that the algorithm needs and the config omits; returns these roles too."""
     updates: dict[str, Any] = {}
     roles = run.algorithm.roles()
     if "critic" in roles and run.critic is None:
@@ -23,17 +23,17 @@ def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
         )  # fmt: skip
     if "ref" in roles and run.ref is None:
         updates["ref"] = ReferenceConfig(backend=run.actor.backend)
-    notes = [f"role {role} derives from actor" for role in updates]
-    return (run.model_copy(update=updates) if updates else run), notes
+    return run.model_copy(update=updates), list(updates)
 
 
 def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     """Yield every way in which valid sections do not go together."""
-    sections = [(key, registry.select(hook, section.name).spec, section) for key, hook, section in selected_sections(run)]
+    selected = selected_sections(run)
+    sections = [(key, registry.select(hook, section.name).spec, section) for key, hook, section in selected]
     spec = registry.select("algorithms", run.algorithm.name).spec
     yield from _roles(run, spec)
     yield from _sizes(run)
-    yield from _capabilities(sections)
+    yield from _capabilities(run, sections)
     for key, _, section in sections:
         for problem in section.check(run, registry):
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
@@ -44,13 +44,13 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
     for role in ("critic", "ref"):
         if getattr(run, role) is not None and role not in roles:
             yield Problem(key=role, what=f"algorithm {run.algorithm.name!r} with these settings has no role {role}",
-                          mend=f"remove the section {role}")  # fmt: skip
+                          mend=f"remove the section, or set {role}=null")  # fmt: skip
     if run.rollout is None and (spec.generates or run.data.eval is not None):
         why = "the algorithm samples from the policy" if spec.generates else "data.eval is answered by sampling"
-        yield Problem(key="rollout", what=f"is missing: {why}", mend="add a section rollout with a name")
+        yield Problem(key="rollout", what=f"rollout is missing: {why}", mend="set rollout.name")
     if not run.rewards and (spec.rewards or run.data.eval is not None):
         why = "the algorithm learns from rewards" if spec.rewards else "data.eval is judged by rewards"
-        yield Problem(key="rewards", what=f"is missing: {why}", mend="name one, such as [{name: exact_match}]")
+        yield Problem(key="rewards", what=f"rewards are missing: {why}", mend="set rewards=[{name: ...}]")
     labels = [reward.label or reward.name for reward in run.rewards]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield Problem(key="rewards", what=f"two rewards are called {label!r}", mend="give each a label")
@@ -61,19 +61,20 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
 def _sizes(run: RunConfig) -> Iterator[Problem]:
     batch, mini = run.data.batch_prompts, run.actor.mini_batch_prompts
     if mini is not None and batch % mini:
-        yield Problem(key="actor.mini_batch_prompts",
+        sizes = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
+        yield Problem(key="actor.mini_batch_prompts", mend=f"choose one of {sizes}",
                       what=f"{mini} prompts a mini-batch do not divide data.batch_prompts {batch} "
-                           f"({batch} = {batch // mini} x {mini} + {batch % mini})",
-                      mend=f"choose one of {', '.join(str(n) for n in range(1, batch + 1) if batch % n == 0)}")  # fmt: skip
+                           f"({batch} = {batch // mini} x {mini} + {batch % mini})")  # fmt: skip
 
 
-def _capabilities(sections: list[tuple[str, PluginSpec, PluginConfig]]) -> Iterator[Problem]:
+def _capabilities(run: RunConfig, sections: list[tuple[str, PluginSpec, PluginConfig]]) -> Iterator[Problem]:
     provided = {capability for _, spec, _ in sections for capability in spec.provides}
     for key, spec, section in sections:
         for capability in dict.fromkeys((*spec.requires, *section.required_capabilities())):
-            if capability not in provided:
-                kind = capability.partition(".")[0]
-                others = [f"{k} {s.name!r}" for k, s, _ in sections if k.split(".")[-1] == kind]
-                who = " and ".join(dict.fromkeys(others)) or f"no selected {kind}"
-                yield Problem(key=f"{key}.name", what=f"{spec.noun} {spec.name!r} needs {capability}, which "
-                              f"{who} does not provide", mend=f"choose another {kind} or {spec.noun}")  # fmt: skip
+            kind = capability.partition(".")[0]
+            if capability in provided or getattr(run, kind, kind) is None:  # whether a section may be omitted: _roles
+                continue
+            others = dict.fromkeys(f"{k} {s.name!r}" for k, s, _ in sections if k.split(".")[-1] == kind)
+            which = f"which {' and '.join(others)} does not provide" if others else f"and no {kind} is selected"
+            yield Problem(key=f"{key}.name", what=f"{spec.noun} {spec.name!r} needs {capability}, {which}",
+                          mend=f"choose another {kind} or {spec.noun}")  # fmt: skip

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from drivetrain.config.base import Problem
-from drivetrain.config.models import RunConfig
 from drivetrain.errors import ConfigError, UserError
 
 Key = tuple[str | int, ...]
@@ -60,18 +58,23 @@ class Layer:
     lists: set[Key] = field(default_factory=set)
 
     def add(self, key: Key, value: Any, origin: Origin) -> None:
-        """Put a value, nested ones leaf by leaf."""
+        """Put a value, nested ones leaf by leaf, over what was there."""
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():
-                self.add((*key, name), inner, origin)
-        elif isinstance(value, list):
+                self.add((*key, str(name)), inner, origin)
+            return
+        self.clear(key)
+        if isinstance(value, list):
             self.lists.add(key)
-            if not value:
-                self.values[key] = ([], origin)
             for index, inner in enumerate(value):
                 self.add((*key, index), inner, origin)
-        else:
+        if not isinstance(value, list) or not value:
             self.values[key] = (value, origin)
+
+    def clear(self, key: Key) -> None:
+        """Remove what is below a key, and a scalar or empty list in whose place the key comes."""
+        for other in [k for k in self.values if k[: len(key)] == key or key[: len(k)] == k]:
+            del self.values[other]
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,6 +85,23 @@ _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_i
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads as the same value: ``"3e-4"`` with quotes, and a text of several lines on one."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None),
+)
+
+
+def dump_value(value: Any, **options: Any) -> str:
+    """Write a value as YAML that ``parse_value`` and a config file read back; on one line, unless options say otherwise."""
+    options = {"default_flow_style": True, "width": 2**31, "allow_unicode": True, "sort_keys": False, **options}
+    return yaml.dump(value, Dumper=_Dumper, **options).strip().removesuffix("\n...")
 
 
 def parse_value(text: str) -> Any:
@@ -107,32 +127,19 @@ def yaml_layer(path: Path) -> Layer:
     Raises:
         UserError: the file cannot be read, is not YAML, holds a key twice, or is no mapping.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as cause:
-        raise UserError(f"cannot read the config: {cause.strerror}", where=str(path), mend="check the path") from cause
-    try:
-        root = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as cause:
-        mark = getattr(cause, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"not valid YAML: {getattr(cause, 'problem', cause)}", where=where) from cause
-    layer = Layer()
-    if root is None:
-        return layer
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError("the config is not a mapping of sections", where=str(path), mend="start with `model:`")
-    loader = _Loader("")
+    layer, loader = Layer(), _Loader("")
 
     def walk(key: Key, node: yaml.Node) -> None:
         origin = Origin(1, str(path), node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.value:
-            names = [loader.construct_object(name, deep=True) for name, _ in node.value]
-            for name in names:
-                if names.count(name) > 1:
-                    raise UserError("a key stands twice in one section", where=f"{origin}: {dotted((*key, name))}")
-            for name, (_, value) in zip(names, node.value):
-                walk((*key, name), value)
+            seen: set[str] = set()
+            for name, value in node.value:
+                part = str(name.value)
+                if part in seen:
+                    where = f"{path}:{name.start_mark.line + 1}: {dotted((*key, part))}"
+                    raise UserError("a key stands twice in one section", where=where, mend="keep one of them")
+                seen.add(part)
+                walk((*key, part), value)
         elif isinstance(node, yaml.SequenceNode) and node.value:
             layer.lists.add(key)
             for index, value in enumerate(node.value):
@@ -140,49 +147,37 @@ def yaml_layer(path: Path) -> Layer:
         else:
             layer.add(key, loader.construct_object(node, deep=True), origin)
 
-    walk((), root)
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise UserError("the config is not a mapping of sections", where=str(path), mend="start with `model:`")
+        if root is not None and root.value:
+            walk((), root)
+    except OSError as cause:
+        raise UserError(f"cannot read the config: {cause.strerror}", where=str(path), mend="check the path") from cause
+    except (yaml.YAMLError, ValueError) as cause:  # a ValueError: not UTF-8, or a date that does not exist
+        mark = getattr(cause, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(
+            f"not valid YAML: {getattr(cause, 'problem', cause)}", where=where, mend="mend the file"
+        ) from cause
     return layer
 
 
-class _Environment(EnvSettingsSource):
-    """pydantic-settings' reading of nested variables, with values in YAML."""
-
-    def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
-        return parse_value(value)
-
-
 def environment_layer() -> Layer:
-    """Read ``DRIVETRAIN_ACTOR__OPTIMIZER__LR`` and its kin.
+    """Read ``DRIVETRAIN_ACTOR__OPTIMIZER__LR`` and its kin, values as YAML.
 
     Raises:
-        ConfigError: a variable with the prefix names no section.
+        UserError: a value is not YAML.
     """
-    fields: dict[str, Any] = {name: (dict[str, Any], {}) for name in RunConfig.model_fields}
-    settings = create_model("Environment", __base__=BaseSettings, **fields)
-    source = _Environment(settings, env_prefix=PREFIX, env_nested_delimiter="__", case_sensitive=False)
-    layer, unknown = Layer(), []
-    for name, value in source.env_vars.items():
+    layer = Layer()
+    source = EnvSettingsSource(BaseSettings, case_sensitive=False)
+    for name, text in sorted(source.env_vars.items(), key=lambda item: item[0].count("__")):  # sections before keys
         variable = name.upper()
-        if not variable.startswith(PREFIX) or variable in RESERVED or value is None:
-            continue
-        key = tuple(_index(part) for part in variable[len(PREFIX) :].lower().split("__"))
-        if key[0] not in RunConfig.model_fields:
-            unknown.append((Problem(key=dotted(key), what=f"unknown section {key[0]!r}",
-                                    mend=f"unset {variable}"), f"environment {variable}"))  # fmt: skip
-    if unknown:
-        raise ConfigError(unknown)
-
-    def walk(key: Key, value: Any) -> None:
-        variable = PREFIX + "__".join(map(str, key)).upper()
-        if isinstance(value, dict) and variable.lower() not in source.env_vars and variable not in source.env_vars:
-            for name, inner in value.items():
-                walk((*key, _index(name)), inner)
-        else:
-            parsed = parse_value(value) if isinstance(value, str) else value
-            layer.add(key, parsed, Origin(2, f"environment {variable}"))
-
-    for section, value in source().items():
-        walk((section,), value)
+        if variable.startswith(PREFIX) and variable not in RESERVED:
+            key = variable.removeprefix(PREFIX).lower().split("__")
+            where = f"environment {variable}"
+            layer.add(key_of(key), _parse(text or "", where), Origin(2, where))
     return layer
 
 
@@ -195,15 +190,19 @@ def command_line_layer(overrides: Sequence[str]) -> Layer:
     layer = Layer()
     for word in overrides:
         name, equals, text = word.partition("=")
-        if not equals or not name.strip() or any(not part for part in name.split(".")):
+        parts = name.strip().split(".")
+        if not equals or not all(parts):
             raise UserError(f"{word!r} is not of the form section.key=value", where="command line",
                             mend="for example trainer.steps=10")  # fmt: skip
-        try:
-            value = parse_value(text)
-        except yaml.YAMLError as cause:
-            raise UserError(f"the value of {word!r} is not valid YAML", where=f"command line: {name}") from cause
-        layer.add(tuple(_index(part) for part in name.strip().split(".")), value, Origin(3, "command line"))
+        layer.add(key_of(parts), _parse(text, f"command line: {name}"), Origin(3, "command line"))
     return layer
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return parse_value(text)
+    except (yaml.YAMLError, ValueError) as cause:
+        raise UserError(f"the value {text!r} is not valid YAML", where=where, mend="quote it") from cause
 
 
 def translate(layer: Layer, aliases: Mapping[str, str]) -> Layer:
@@ -212,11 +211,11 @@ def translate(layer: Layer, aliases: Mapping[str, str]) -> Layer:
     Raises:
         ConfigError: a key and its alias are both set in this layer.
     """
-    out, problems = Layer(lists=set(layer.lists)), []
+    out, problems = Layer(lists={_translated(key, aliases) for key in layer.lists}), []
     for key, (value, origin) in layer.values.items():
         ours = _translated(key, aliases)
-        if ours in out.values or (ours != key and ours in layer.values):
-            problems.append((Problem(key=dotted(key), what=f"sets {dotted(ours)} a second time",
+        if ours != key and (ours in out.values or ours in layer.values):
+            problems.append((Problem(key=dotted(key), what=f"{dotted(ours)} is set a second time",
                                      mend="keep one of them"), str(origin)))  # fmt: skip
         out.values[ours] = (value, origin)
     if problems:
@@ -225,28 +224,37 @@ def translate(layer: Layer, aliases: Mapping[str, str]) -> Layer:
 
 
 def _translated(key: Key, aliases: Mapping[str, str]) -> Key:
-    text = dotted(key)
-    if text in aliases:
-        return tuple(_index(part) for part in aliases[text].split("."))
-    for length in range(len(key) - 1, 0, -1):
-        section = aliases.get(f"{dotted(key[:length])}.*")
-        if section is not None:
-            return (*section.removesuffix(".*").split("."), *key[length:])
+    for length in range(len(key), 0, -1):
+        text = dotted(key[:length])
+        ours = aliases.get(text) or aliases.get(f"{text}.*", "").removesuffix(".*")
+        if ours:
+            return (*key_of(ours.split(".")), *key[length:])
     return key
 
 
 def merge(layers: Sequence[Layer]) -> dict[Key, tuple[Any, Origin]]:
-    """Lay the layers over each other, lowest first."""
-    merged: dict[Key, tuple[Any, Origin]] = {}
+    """Lay the layers over each other, lowest first.
+
+    Raises:
+        ConfigError: an element of a list is set that comes after the list's end.
+    """
+    merged = Layer()
     for layer in layers:
-        for root in layer.lists:
-            for key in [k for k in merged if k[: len(root)] == root]:
-                del merged[key]
+        for key in layer.lists:
+            merged.clear(key)
         for key, value in layer.values.items():
-            for other in [k for k in merged if k != key and (k[: len(key)] == key or key[: len(k)] == k)]:
-                del merged[other]  # a scalar in place of a section, or the other way about
-            merged[key] = value
-    return merged
+            merged.clear(key)
+            merged.values[key] = value
+    there = {key[:length] for key in merged.values for length in range(1, len(key) + 1)}
+    gaps = []
+    for key, (_, origin) in merged.values.items():
+        for at, part in enumerate(key):
+            if isinstance(part, int) and part > 0 and (*key[:at], part - 1) not in there:
+                what = f"{dotted(key[:at])} has no element {part - 1}, so it cannot have an element {part}"
+                gaps.append((Problem(key=dotted(key), what=what, mend="elements count from 0"), origin.text))
+    if gaps:
+        raise ConfigError(gaps)
+    return merged.values
 
 
 def nested(values: Mapping[Key, tuple[Any, Origin]]) -> Any:
@@ -268,5 +276,6 @@ def nested(values: Mapping[Key, tuple[Any, Origin]]) -> Any:
     return lists(tree)
 
 
-def _index(part: str) -> str | int:
-    return int(part) if part.isdigit() else part
+def key_of(parts: Iterable[str]) -> Key:
+    """A key from text; a number is the place of an element in a list."""
+    return tuple(int(part) if part.isdecimal() else part for part in parts)

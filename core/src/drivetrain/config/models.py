@@ -46,9 +46,9 @@ class ModelConfig(Section):
 class ScheduleConfig(Section):
     """Course of the learning rate over the steps of the run."""
 
-    name: Literal["constant", "linear", "cosine"] = Field("constant", description="Course after the warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Steps in which the learning rate rises linearly.")
-    min_factor: float = Field(0.0, ge=0, le=1, description="Lowest factor that linear and cosine come down to.")
+    name: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Course after the warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate rises linearly.")
+    min_factor: float = Field(default=0.0, ge=0, le=1, description="Lowest factor that linear and cosine come down to.")
 
 
 class TrainableConfig(Section):
@@ -56,7 +56,7 @@ class TrainableConfig(Section):
 
     backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
     optimizer: Annotated[SerializeAsAny[OptimizerConfig], Offered("optimizers")]
-    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    schedule: ScheduleConfig = ScheduleConfig()
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this 2-norm.")
 
 
@@ -71,14 +71,14 @@ class ActorConfig(TrainableConfig):
 class CriticConfig(TrainableConfig):
     """The model that estimates values. Omitted, it derives from the actor."""
 
-    model: ModelConfig | None = Field(None, description="Another model to start from than the actor's.")
+    model: ModelConfig | None = Field(default=None, description="Another model to start from than the actor's.")
 
 
 class ReferenceConfig(Section):
     """The frozen policy that KL is measured to. Omitted, it derives from the actor."""
 
     backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
-    model: ModelConfig | None = Field(None, description="Another model than the one the actor starts from.")
+    model: ModelConfig | None = Field(default=None, description="Another model than the one the actor starts from.")
 
 
 class DataConfig(Section):
@@ -109,9 +109,9 @@ class DataConfig(Section):
 class EvaluationConfig(Section):
     """How held-out prompts are answered."""
 
-    temperature: float = Field(0.0, ge=0, description="0 takes the most likely token.")
-    samples: int = Field(1, gt=0, description="Completions of each prompt.")
-    batch_prompts: int = Field(256, gt=0, description="Prompts that are answered together.")
+    temperature: float = Field(default=0.0, ge=0, description="0 takes the most likely token.")
+    samples: int = Field(default=1, gt=0, description="Completions of each prompt.")
+    batch_prompts: int = Field(default=256, gt=0, description="Prompts that are answered together.")
 
 
 class TrainerConfig(Section):
@@ -124,7 +124,7 @@ class TrainerConfig(Section):
     save_every: int = Field(0, ge=0, description="Steps between checkpoints; 0: at the end alone.")
     log_every: int = Field(1, gt=0, description="Steps between lines of metrics.")
     keep_checkpoints: int = Field(2, gt=0, description="Checkpoints that are kept; older ones are removed.")
-    eval: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    eval: EvaluationConfig = EvaluationConfig()
 
 
 class RunConfig(Section):
@@ -136,9 +136,7 @@ class RunConfig(Section):
     rollout: Annotated[SerializeAsAny[RolloutConfig] | None, Offered("rollouts")] = None
     critic: CriticConfig | None = None
     ref: ReferenceConfig | None = None
-    hybrid_engine: Annotated[SerializeAsAny[PluginConfig], Offered("hybrid_engines")] = Field(
-        default_factory=lambda: {"name": "shared"}  # type: ignore[arg-type,return-value]
-    )
+    hybrid_engine: Annotated[SerializeAsAny[PluginConfig], Offered("hybrid_engines")]
     data: DataConfig
     rewards: tuple[Annotated[SerializeAsAny[RewardConfig], Offered("rewards")], ...] = ()
     executor: Annotated[SerializeAsAny[PluginConfig], Offered("executors")]

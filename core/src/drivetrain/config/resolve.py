@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from drivetrain.config.base import AlgorithmConfig, PluginConfig, Problem
 from drivetrain.config.compose import compose_problems, derive_roles
@@ -19,12 +21,13 @@ from drivetrain.config.layers import (
     default_layer,
     dotted,
     environment_layer,
+    key_of,
     merge,
     nested,
     translate,
     yaml_layer,
 )
-from drivetrain.config.models import RunConfig
+from drivetrain.config.models import Offered, RunConfig
 from drivetrain.config.sections import offered_sections, types_inside
 from drivetrain.errors import ConfigError, PluginError
 from drivetrain.seam.registry import Registry
@@ -43,6 +46,13 @@ class Resolved:
     run: RunConfig
     origins: Mapping[str, Origin]
     notes: Sequence[str]
+
+    def origin(self, key: str) -> str:
+        """Where a value came from: the highest origin of it and its elements, else that of the section around it."""
+        found = [origin for name, origin in self.origins.items() if name == key or name.startswith(f"{key}.")]
+        parts = key.split(".")
+        around = (self.origins.get(".".join(parts[:size])) for size in range(len(parts) - 1, 0, -1))
+        return str(max(found, key=lambda origin: origin.rank) if found else next(filter(None, around), "default"))
 
 
 def load_config(path: Path | None, overrides: Sequence[str], registry: Registry) -> Resolved:
@@ -71,6 +81,7 @@ class _Resolution:
     registry: Registry
     notes: list[str] = field(default_factory=list)
     problems: list[tuple[Key, Problem]] = field(default_factory=list)
+    cause: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.values = merge(self.layers)
@@ -85,35 +96,50 @@ class _Resolution:
                 failed.append(key)
             _put(tree, key, section)
         run = self._validate(RunConfig, tree, (), skip=failed)
-        if run is not None and not failed:
-            run, notes = derive_roles(run)
-            self.notes += notes
-            for problem in compose_problems(run, self.registry):
-                self.problems.append((tuple(problem.key.split(".")), problem))
-        if self.problems:
-            raise ConfigError((problem, self._origin(key)) for key, problem in self.problems)
-        assert run is not None
         origins = {dotted(key): origin for key, (_, origin) in self.values.items()}
+        if run is not None and not failed:
+            run, derived = derive_roles(run)
+            self.notes += [f"role {role} derives from actor" for role in derived]
+            origins.update({role: Origin(0, "derived from actor") for role in derived})
+            wrong = {key for key, _ in self.problems}
+            for problem in compose_problems(run, self.registry):
+                key = key_of(problem.key.split("."))
+                if not any(key[: len(w)] == w or w[: len(key)] == key for w in wrong):
+                    self.problems.append((key, problem))
+        if self.problems:
+            raise ConfigError((problem, self._origin(key)) for key, problem in self.problems) from self.cause
+        assert run is not None
         return Resolved(run=run, origins=origins, notes=tuple(self.notes))
 
-    def _section(self, key: Key, hook: str, base: type[PluginConfig]) -> PluginConfig | None:
+    def _section(self, key: Key, hook: str, base: type[PluginConfig]) -> Any:
         """Validate one plugin's section with the model of the plugin that offers its name."""
-        name, origin = self.values.get((*key, "name"), (None, None))
-        if origin is None:
-            choices = ", ".join(self.registry.names(hook))
-            self._problem((*key, "name"), "is missing", f"name one of: {choices}")
-            return None
-        found = self.registry.find(hook, str(name))
+        scalar = self.values.get(key, (None, None))[0]
+        if isinstance(scalar, str):
+            return self._problem(key, f"{scalar!r} is no section", f"write {dotted(key)}.name={scalar}")
+        name = self._name(key)
+        if name is None:
+            return self._problem((*key, "name"), f"{dotted(key)} has no name", self._choices(hook))
+        found = self.registry.find(hook, name)
         if found.problem is not None:
-            self._problem((*key, "name"), found.problem.what, found.problem.mend)
-            return None
+            self.cause = self.cause or found.cause
+            return self._problem((*key, "name"), found.problem.what, found.problem.mend)
         try:
-            model = self.registry.config_model(hook, str(name)) or base
+            model = self.registry.config_model(hook, name) or base
         except PluginError as error:
-            self._problem((*key, "name"), error.what, error.mend)
-            return None
-        self._drop_keys_of_another_plugin(key, model, origin)
+            self.cause = self.cause or error.__cause__
+            return self._problem((*key, "name"), error.what, error.mend)
+        if not (isinstance(model, type) and issubclass(model, base)):
+            what = f"the config model of {found.spec.noun} {name!r} does not derive from drivetrain.{base.__name__}"
+            return self._problem((*key, "name"), what, "tell its author")
+        self._drop_keys_of_another_plugin(key, model)
         return self._validate(model, nested(self._below(key)), key)
+
+    def _choices(self, hook: str) -> str:
+        return f"name one of: {', '.join(self.registry.names(hook)) or 'none is installed'}"
+
+    def _name(self, key: Key) -> str | None:
+        name = self.values.get((*key, "name"), (None, None))[0]
+        return None if name is None else str(name)
 
     def _validate(self, model: type[Any], data: Any, key: Key, skip: Sequence[Key] = ()) -> Any:
         """Validate; on errors note them, and validate again without the keys that are at fault."""
@@ -126,7 +152,7 @@ class _Resolution:
                 if any(where[: len(s)] == s for s in skip):
                     continue
                 at_fault.append(where)
-                self._problem(where, *_explain(item, model))
+                self._problem(where, *self._explain(item, model, where))
         if at_fault and data is not None and not skip:
             for where in at_fault:
                 _remove(data, where[len(key) :])
@@ -136,54 +162,72 @@ class _Resolution:
                 return None
         return None
 
-    def _drop_keys_of_another_plugin(self, key: Key, model: type[BaseModel], name: Origin) -> None:
-        known = set(model.model_fields) | {f.alias for f in model.model_fields.values() if f.alias}
-        before = [layer.values[(*key, "name")][0] for layer in self.layers[: name.rank] if (*key, "name") in layer.values]
-        if not before or before[-1] == self.values[(*key, "name")][0]:
-            return
-        for path in self._below(key):
-            value, origin = self.values[(*key, *path)]
-            if path[0] not in known and origin.rank < name.rank:
-                self._drop((*key, *path), f"{dotted((*key, 'name'))} is now {self.values[(*key, 'name')][0]!r}")
+    def _renamed(self, key: Key) -> Origin | None:
+        """The origin of a section's name, if that layer changed the name which lower layers gave."""
+        where = (*key, "name")
+        name, origin = self.values[where]
+        given = [layer.values[where] for layer in self.layers if where in layer.values]
+        before = [lower for lower, its_origin in given if its_origin.rank < origin.rank]
+        return origin if before and before[-1] != name else None
+
+    def _drop_keys_of_another_plugin(self, key: Key, model: type[BaseModel]) -> None:
+        changed = self._renamed(key)
+        for path, (_, origin) in self._below(key).items():
+            if changed and path[0] not in model.model_fields and origin.rank < changed.rank:
+                self._drop((*key, *path), f"{dotted((*key, 'name'))} is now {self._name(key)!r}")
 
     def _drop_sections_of_another_algorithm(self) -> None:
         """A critic or ref of a lower layer goes with the algorithm that needed it."""
-        name, origin = self.values.get(("algorithm", "name"), (None, None))
-        if origin is None:
-            return
+        name = self._name(("algorithm",))
+        changed = self._renamed(("algorithm",)) if name else None
         for role in ("critic", "ref"):
-            keys = [k for k in self.values if k[0] == role]
-            if keys and all(self.values[k][1].rank < origin.rank for k in keys) and not self._needs(str(name), role):
+            keys = [key for key in self.values if key[0] == role]
+            lower = keys and changed and all(self.values[key][1].rank < changed.rank for key in keys)
+            if lower and not self._needs(name, role):
                 for key in keys:
                     self._drop(key, f"algorithm {name!r} has no role {role}")
 
-    def _needs(self, name: str, role: str) -> bool:
-        if self.registry.find("algorithms", name).problem is not None:
-            return True
-        model = self.registry.config_model("algorithms", name) or AlgorithmConfig
-        known = {k: v for k, (v, _) in self._items(("algorithm",)) if k[0] in model.model_fields}
+    def _needs(self, name: str | None, role: str) -> bool:
+        """Whether an algorithm has a role with the settings that it knows; true if that cannot be told."""
         try:
-            config = model.model_validate(nested({k: (v, Origin(0, "")) for k, v in known.items()}))
-        except ValidationError:
+            model = self.registry.config_model("algorithms", str(name)) or AlgorithmConfig
+            known = {k: value for k, value in self._below(("algorithm",)).items() if k[0] in model.model_fields}
+            config = model.model_validate(nested(known))
+        except (PluginError, ValidationError):
             return True
-        return role in config.roles()
+        return not isinstance(config, AlgorithmConfig) or role in config.roles()
 
     def _drop(self, key: Key, why: str) -> None:
         value, origin = self.values.pop(key)
         self.notes.append(f"dropped {dotted(key)}={value!r} ({origin}): {why}")
 
-    def _items(self, key: Key) -> Iterator[tuple[Key, tuple[Any, Origin]]]:
-        return ((k[len(key) :], v) for k, v in self.values.items() if k[: len(key)] == key and len(k) > len(key))
-
     def _below(self, key: Key) -> dict[Key, tuple[Any, Origin]]:
-        return dict(self._items(key))
+        size = len(key)
+        return {k[size:]: value for k, value in self.values.items() if k[:size] == key and len(k) > size}
+
+    def _explain(self, item: Any, model: type[BaseModel], where: Key) -> tuple[str, str]:
+        """Say an error of pydantic's in the words of a config: what is wrong, and what to do."""
+        kind, last = item["type"], str(where[-1]) if where else ""
+        owner, info = _field(model, item["loc"])
+        about = f"{last}: {info.description}" if info and info.description else ""
+        marks = [mark for mark in info.metadata if isinstance(mark, Offered)] if info else []
+        if kind == "extra_forbidden":
+            close = difflib.get_close_matches(last, owner.model_fields, n=1)
+            hint = [f"did you mean {close[0]}?"] if close else []
+            return f"unknown key {last!r}", "\n".join([*hint, f"known keys: {', '.join(owner.model_fields)}"])
+        if kind == "missing":
+            return f"{last} is missing", self._choices(marks[0].hook) if marks else about or f"add {dotted(where)}"
+        got = "a section" if isinstance(item["input"], dict) else f"{item['input']!r:.60}"
+        if kind in ("model_type", "tuple_type"):
+            return f"{last} is {'a list' if kind == 'tuple_type' else 'a section'}, got {got}", about
+        message = str(item["msg"]).removeprefix("Value error, ")
+        return message[:1].lower() + message[1:] + f", got {got}" * (kind != "value_error"), about
 
     def _problem(self, key: Key, what: str, mend: str = "") -> None:
         self.problems.append((key, Problem(key=dotted(key), what=what, mend=mend)))
 
     def _origin(self, key: Key) -> str:
         """The file or other source that a message about a key points to."""
-        key = tuple(int(part) if isinstance(part, str) and part.isdigit() else part for part in key)
         for length in range(len(key), 0, -1):
             origins = [o for k, (_, o) in self.values.items() if k[:length] == key[:length]]
             if origins:
@@ -200,42 +244,29 @@ def _put(tree: Any, key: Key, value: Any) -> None:
 
 def _remove(tree: Any, key: Key) -> None:
     for part in key[:-1]:
-        if not isinstance(tree, (dict, list)):
-            return
-        tree = tree[part]
-    if isinstance(tree, dict):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    if key and isinstance(tree, dict):
         tree.pop(key[-1], None)
 
 
 def _loc(loc: tuple[int | str, ...], data: Any) -> Key:
     """The part of an error's location that consists of keys of the data (pydantic adds names of types)."""
     out: list[str | int] = []
-    for part in loc:
-        if isinstance(data, (dict, list)):
+    for at, part in enumerate(loc, 1):
+        items = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else None
+        if items is not None and (part in items or at == len(loc)):
             out.append(part)
-            try:
-                data = data[part]  # type: ignore[index]
-            except (KeyError, IndexError, TypeError):
-                data = None
+            data = items.get(part)
     return tuple(out)
 
 
-def _explain(item: Any, model: type[BaseModel]) -> tuple[str, str]:
-    """Say an error of pydantic's in the words of a config."""
-    kind, last = item["type"], str(item["loc"][-1]) if item["loc"] else ""
-    if kind == "extra_forbidden":
-        return f"unknown key {last!r}", _choices(model, item["loc"])
-    if kind == "missing":
-        return "is missing", f"set {dotted(item['loc'])}"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    return message[:1].lower() + message[1:] + f", got {item['input']!r}" * (kind != "value_error"), ""
-
-
-def _choices(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    for part in loc[:-1]:
-        field_info = model.model_fields.get(str(part))
-        inner = [t for t, _ in types_inside(field_info.annotation)] if field_info else []
-        if not inner:
-            return ""
-        model = inner[0]
-    return f"known keys: {', '.join(model.model_fields)}"
+def _field(model: type[BaseModel], key: Key) -> tuple[type[BaseModel], FieldInfo | None]:
+    """The field at a key relative to a model, and the model that has it."""
+    info = None
+    for at, part in enumerate(key, 1):
+        if isinstance(part, str):
+            info = model.model_fields.get(part)
+            inner = [kind for kind, _ in types_inside(info.annotation)] if info else []
+            if at < len(key) and inner:
+                model = inner[0]
+    return model, info

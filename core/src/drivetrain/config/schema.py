@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from drivetrain.config.layers import DEFAULTS
 from drivetrain.config.models import Offered
 from drivetrain.config.sections import types_inside
 from drivetrain.errors import PluginError
@@ -26,17 +27,16 @@ def _section(model: type[BaseModel], registry: Registry, definitions: dict[str, 
     for name, info in model.model_fields.items():
         marks = [m for m in info.metadata if isinstance(m, Offered)]
         for kind, mark in types_inside(info.annotation):
-            found = marks[0] if marks else mark
-            if found is not None:
-                choice = _choice(found.hook, kind, registry, definitions)
-                many = "array" in str(own["properties"][name].get("type", ""))
-                own["properties"][name] = {"type": "array", "items": choice} if many else choice
+            if marks:
+                one = _choice(marks[0].hook, kind, registry, definitions)
+            elif mark is not None:  # of the elements of a list
+                one = {"type": "array", "items": _choice(mark.hook, kind, registry, definitions)}
             else:
                 definitions[kind.__name__] = _section(kind, registry, definitions)
-                own["properties"][name] = {"$ref": f"#/$defs/{kind.__name__}"}
-    defaulted = {"hybrid_engine", "executor", "hardware", "trackers"}  # the lowest layer of a config gives these
+                one = {"$ref": f"#/$defs/{kind.__name__}"}
+            own["properties"][name] = {"anyOf": [one, {"type": "null"}]} if info.default is None else one
     if "required" in own:
-        own["required"] = [key for key in own["required"] if key not in defaulted]
+        own["required"] = [key for key in own["required"] if key not in DEFAULTS]
     return own
 
 
@@ -53,4 +53,4 @@ def _choice(hook: str, base: type[BaseModel], registry: Registry, definitions: d
         one["required"] = sorted({*one.get("required", ()), "name"})
         definitions[f"{hook}.{name}"] = one
         options.append({"$ref": f"#/$defs/{hook}.{name}"})
-    return {"oneOf": options}
+    return {"oneOf": options} if options else {"not": {}}  # nothing is installed, so nothing is valid

@@ -23,12 +23,13 @@ def offered_sections(model: type[BaseModel], tree: Any, key: Key = ()) -> Iterat
         if name not in tree or tree[name] is None:
             continue
         marks = [m for m in info.metadata if isinstance(m, Offered)]
+        here = (*key, name)
         for kind, mark in types_inside(info.annotation):
-            here = (*key, name)
-            if marks or mark:
-                hook = (marks[0] if marks else mark).hook  # type: ignore[union-attr]
-                items = [(*here, i) for i in range(len(tree[name]))] if isinstance(tree[name], list) else [here]
-                yield from ((item, hook, kind) for item in items)
+            if marks:
+                yield here, marks[0].hook, kind
+            elif mark is not None:  # of the elements of a list
+                elements = range(len(tree[name])) if isinstance(tree[name], list) else ()
+                yield from (((*here, at), mark.hook, kind) for at in elements)
             elif issubclass(kind, BaseModel):
                 yield from offered_sections(kind, tree[name], here)
 

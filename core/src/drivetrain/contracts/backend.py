@@ -149,5 +149,3 @@ class TrainingBackend(ABC):
 
     def close(self) -> None:
         """Let go of devices and files."""
-
-

@@ -34,9 +34,7 @@ class LossFunction(Protocol):
 class AdvantageEstimator(Protocol):
     """An estimate of how much better each action was than expected."""
 
-    def __call__(
-        self, batch: Mapping[str, Tensor], group: Tensor, /, **options: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def __call__(self, batch: Mapping[str, Tensor], group: Tensor, /, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Compute advantages, or advantages and returns, each ``(rows, response)`` and zero where the mask is zero.
 
         Args:

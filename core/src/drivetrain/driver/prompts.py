@@ -69,7 +69,7 @@ class PromptSource:
 
     def next_batch(self, prompts: int) -> DataProto:
         """The next prompts of the run; see :meth:`all_batches` for the columns. ``uid`` is ``e<epoch>-<index>``."""
-        chosen = []
+        chosen: list[tuple[str, int]] = []
         while len(chosen) < prompts:
             if self._position >= len(self):
                 self._epoch, self._position = self._epoch + 1, 0
@@ -136,7 +136,7 @@ class PromptSource:
         if self._config.overlong == "error":
             raise UserError(f"prompt {index} has {len(tokens)} tokens; data.max_prompt_tokens is {most}",
                             where=self._where,
-                            mend="raise max_prompt_tokens, or set data.overlong to filter or truncate_left")  # fmt: skip
+                            mend="raise data.max_prompt_tokens, or set data.overlong to filter")  # fmt: skip
         return tokens[-most:] if self._config.overlong == "truncate_left" else tokens[:most]
 
     def _batch(self, chosen: Sequence[tuple[str, int]]) -> DataProto:

@@ -69,9 +69,7 @@ class RewardPanel:
         rows = mask.any(dim=1).nonzero()[:, 0]
         last = mask.shape[1] - 1 - mask[rows].flip(1).int().argmax(dim=1)
         token_level[rows, last] = total[rows].float()
-        return batch.with_columns(
-            **columns, scores=total.float(), correct=correct, token_level_scores=token_level
-        )
+        return batch.with_columns(**columns, scores=total.float(), correct=correct, token_level_scores=token_level)
 
     def _samples(self, batch: DataProto) -> list[RewardSample]:
         names = ("raw_prompt", "finish_reason", "answer", "data_source", "extra")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.config import RunConfig
 from drivetrain.contracts.algorithm import LossTerm
@@ -134,19 +134,19 @@ class Roles:
     @property
     def rollout(self) -> RolloutRole:
         """The generation engine."""
-        return self._get("rollout")  # type: ignore[no-any-return]
+        return self._get("rollout")
 
     @property
     def ref(self) -> ReferenceRole:
         """The reference policy; an algorithm gets it by naming ``ref`` in its config's ``roles()``."""
-        return self._get("ref")  # type: ignore[no-any-return]
+        return self._get("ref")
 
     @property
     def rewards(self) -> RewardsRole:
         """The rewards of the config."""
-        return self._get("rewards")  # type: ignore[no-any-return]
+        return self._get("rewards")
 
-    def _get(self, name: str) -> object:
+    def _get(self, name: str) -> Any:
         role = self._optional[name]
         if role is None:
             raise AttributeError(f"this run has no role {name!r}; the algorithm's config names its roles in roles()")

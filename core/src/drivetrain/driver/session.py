@@ -9,9 +9,9 @@ from types import TracebackType
 from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
 from drivetrain.driver.phases import Phases
+from drivetrain.driver.progress import Progress
 from drivetrain.driver.prompts import PromptSource
 from drivetrain.driver.rewarding import PanelReward, RewardPanel
-from drivetrain.driver.progress import Progress
 from drivetrain.driver.roles import ActorRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
 from drivetrain.seam.registry import resolve

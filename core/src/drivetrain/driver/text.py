@@ -24,7 +24,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     try:
         # Without files, transformers makes an empty tokenizer of the kind that the model's config.json names.
         if not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
-            raise FileNotFoundError("the folder holds no tokenizer files" if folder.is_dir() else "there is no such folder")
+            raise FileNotFoundError("no tokenizer files" if folder.is_dir() else "no such folder")
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
     except Exception as error:
         raise UserError(f"cannot load the tokenizer: {error}", where=str(folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,5 +36,5 @@ class LossResult:
 
     loss: Tensor
     """scalar, already divided by the global counts"""
-    metrics: dict[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     """merge over micro-batches and ranks"""

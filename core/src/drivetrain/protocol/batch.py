@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from drivetrain.protocol.handles import ColumnHandle
-from drivetrain.protocol.rows import Array, Positions, as_slice
+from drivetrain.protocol.rows import Array, Positions, take
 
 Value = TypeVar("Value")
 
@@ -112,9 +112,8 @@ class TensorColumns(Columns[Tensor]):
 
     def take(self, rows: Positions, into: TensorColumns) -> None:
         """Put these rows of every column into `into`, which is empty; views where a slice selects them."""
-        view = as_slice(rows)
-        self._tensors.batch_size = self.batch_size
-        into._tensors = self._tensors[torch.from_numpy(rows) if view is None else view]
+        taken = {name: take(self[name], rows) for name in self if name not in self._handles}
+        into._tensors = TensorDict(taken, batch_size=[len(rows)])
         into._handles = {name: handle.select_rows(rows) for name, handle in self._handles.items()}
 
     def tensordict(self) -> TensorDict:

@@ -74,7 +74,7 @@ _TABLE = (
     Column("is_padding", _ROW, "mask", "1 in rows that only fill the batch up; there only in a padded batch"),
     Column("data_source", _ROW, "object", "name of the dataset that the prompt came from"),
     Column("answer", _ROW, "object", "what a rule-based reward compares with"),
-    Column("raw_prompt", _ROW, "object", "prompt before the chat template: a string or a list of messages"),
+    Column("raw_prompt", _ROW, "object", "prompt as text, the template applied"),
     Column("response_text", _ROW, "object", "the response as text, without special tokens"),
     Column("finish_reason", _ROW, "object", "why generation ended: stop, length or abort"),
 )

@@ -32,9 +32,8 @@ def pad_to_multiple(proto: DataProto, multiple: int) -> tuple[DataProto, int]:
     padded = proto[torch.arange(rows + added) % rows]
     padded.batch[PADDING_COLUMN] = torch.arange(rows + added) >= rows
     if "response_mask" in padded.batch:
-        mask = padded.batch["response_mask"].clone()
-        mask[rows:] = 0
-        padded.batch["response_mask"] = mask
+        mask = padded.batch["response_mask"]
+        padded.batch["response_mask"] = torch.cat([mask[:rows], torch.zeros_like(mask[rows:])])
     return padded, added
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -45,19 +46,31 @@ def scan(path: Iterable[str] | None = None) -> list[Candidate]:
     """
     found = importlib.metadata.distributions() if path is None else importlib.metadata.distributions(path=list(path))
     distributions: dict[str, importlib.metadata.Distribution] = {}
-    for distribution in found:
-        name = distribution.metadata["Name"]
-        if name:  # the first one found on the path is the one that would be imported
-            distributions.setdefault(canonicalize_name(name), distribution)
-    versions = {name: distribution.version for name, distribution in distributions.items()}
-    candidates = [
-        Candidate(entry_point=entry.name, value=entry.value, distribution=distribution.metadata["Name"],
-                  version=distribution.version, unmet=unmet_requirements(distribution.requires or (), versions))
-        for distribution in distributions.values()
-        for entry in distribution.entry_points
-        if entry.group == GROUP
-    ]  # fmt: skip
-    return sorted(candidates, key=lambda c: (canonicalize_name(c.distribution), c.entry_point))
+    for distribution in found:  # the first one found on the path is the one that would be imported
+        distributions.setdefault(canonicalize_name(_field(distribution, "Name")), distribution)
+    versions = {name: _field(distribution, "Version") for name, distribution in distributions.items()}
+    candidates = [c for distribution in distributions.values() for c in _candidates(distribution, versions)]
+    return sorted(candidates, key=lambda c: (canonicalize_name(c.distribution), c.entry_point, c.value))
+
+
+def _candidates(distribution: importlib.metadata.Distribution, versions: Mapping[str, str]) -> Iterator[Candidate]:
+    name, version = _field(distribution, "Name"), _field(distribution, "Version")
+    try:
+        announced = [(entry.name, entry.value) for entry in distribution.entry_points if entry.group == GROUP]
+        unmet = unmet_requirements(distribution.requires or (), versions) if announced else ()
+    except Exception:  # spoilt metadata of one distribution do not hide the others
+        spoilt = f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or "")
+        announced, unmet = [(name, "")] if spoilt else [], ("has metadata that cannot be read",)
+    for entry_point, value in announced:
+        yield Candidate(entry_point=entry_point, value=value, distribution=name, version=version, unmet=unmet)
+
+
+def _field(distribution: importlib.metadata.Distribution, name: str) -> str:
+    """A line of the metadata; ``unknown`` if it is missing, as after an installation that was cut short."""
+    try:
+        return distribution.metadata[name] or "unknown"
+    except Exception:
+        return "unknown"
 
 
 def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str]) -> tuple[str, ...]:
@@ -66,10 +79,11 @@ def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str]) -> 
     for text in requires:
         try:
             requirement = Requirement(text)
-        except InvalidRequirement:
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             unmet.append(f"has the malformed requirement {text!r}")
             continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if not applies:
             continue
         name = canonicalize_name(requirement.name)
         wanted = f"{requirement.name}{requirement.specifier}"

@@ -1,14 +1,15 @@
 """The hooks of drivetrain: what a plugin may offer and what it may observe.
 
-A plugin is a module (usually named ``plugin``) that implements some of these with ``@drivetrain.hookimpl`` and is
-announced by its distribution under the entry-point group ``drivetrain``::
+A plugin is a module (usually named ``plugin``) that implements some of these and is announced by its distribution
+under the entry-point group ``drivetrain``::
 
     [project.entry-points.drivetrain]
     my-plugin = "my_package.plugin"
 
 Collecting hooks return specs, which name everything else as ``"module:attribute"``; the plugin module itself
-imports no engine.
+imports no engine. Paste an example below ``from drivetrain import hookimpl`` and the name of its spec.
 """
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -31,390 +32,206 @@ hookimpl = pluggy.HookimplMarker("drivetrain")
 
 @hookspec
 def drivetrain_algorithms() -> Iterable[specs.AlgorithmSpec]:
-    """Offer training algorithms.
-
-    Example::
-
-        from drivetrain import AlgorithmSpec, hookimpl
+    """Offer training algorithms::
 
         @hookimpl
         def drivetrain_algorithms():
-            yield AlgorithmSpec(
-                name="my-algo",
-                summary="One line that says what it does.",
-                factory="my_package.algorithm:MyAlgorithm",
-                config="my_package.config:MyConfig",
-            )
+            yield AlgorithmSpec(name="my-algo", summary="What it does.", factory="my_package.algo:MyAlgo")
 
-    Returns:
-        an iterable of ``AlgorithmSpec``.
-    """
+    Returns: an iterable of ``AlgorithmSpec``."""
 
 
 @hookspec
 def drivetrain_advantage_estimators() -> Iterable[specs.AdvantageEstimatorSpec]:
-    """Offer advantage estimators, selected by ``algorithm.advantage``.
-
-    Example::
-
-        from drivetrain import AdvantageEstimatorSpec, hookimpl
+    """Offer advantage estimators, selected by ``algorithm.advantage``::
 
         @hookimpl
         def drivetrain_advantage_estimators():
-            yield AdvantageEstimatorSpec(
-                name="centred",
-                summary="Score minus the mean of its group.",
-                factory="my_package.advantages:centred",
-                scope="group",
-            )
+            yield AdvantageEstimatorSpec(name="centred", summary="Score minus the mean of its group.",
+                                         factory="my_package.advantages:centred", scope="group")
 
-    Returns:
-        an iterable of ``AdvantageEstimatorSpec``.
-    """
+    Returns: an iterable of ``AdvantageEstimatorSpec``."""
 
 
 @hookspec
 def drivetrain_policy_losses() -> Iterable[specs.PolicyLossSpec]:
-    """Offer terms of training objectives, selected by ``algorithm.policy_loss``.
-
-    Example::
-
-        from drivetrain import PolicyLossSpec, hookimpl
+    """Offer terms of training objectives, selected by ``algorithm.policy_loss``::
 
         @hookimpl
         def drivetrain_policy_losses():
-            yield PolicyLossSpec(
-                name="reinforce",
-                summary="Advantage times log-probability.",
-                factory="my_package.losses:reinforce",
-                scope="token",
-            )
+            yield PolicyLossSpec(name="reinforce", summary="Advantage times log-probability.",
+                                 factory="my_package.losses:reinforce", scope="token")
 
-    Returns:
-        an iterable of ``PolicyLossSpec``.
-    """
+    Returns: an iterable of ``PolicyLossSpec``."""
 
 
 @hookspec
 def drivetrain_backends() -> Iterable[specs.BackendSpec]:
-    """Offer training engines.
-
-    Example::
-
-        from drivetrain import BackendSpec, hookimpl
+    """Offer training engines::
 
         @hookimpl
         def drivetrain_backends():
-            yield BackendSpec(
-                name="my-backend",
-                summary="Trains on my accelerator.",
-                factory="my_package.backend:MyBackend",
-                provides=("backend.train", "backend.log_probs"),
-            )
+            yield BackendSpec(name="my-backend", summary="Trains on my chip.", factory="my_package.backend:Mine",
+                              provides=("backend.train", "backend.log_probs"))
 
-    Returns:
-        an iterable of ``BackendSpec``.
-    """
+    Returns: an iterable of ``BackendSpec``."""
 
 
 @hookspec
 def drivetrain_model_families() -> Iterable[specs.ModelFamilySpec]:
-    """Offer names and layouts of model families to a backend that builds models by itself.
-
-    Example::
-
-        from drivetrain import ModelFamilySpec, hookimpl
+    """Offer names and layouts of model families to a backend that builds models by itself::
 
         @hookimpl
         def drivetrain_model_families():
-            yield ModelFamilySpec(
-                name="my-family",
-                summary="Weights of MyModel for my-backend.",
-                factory="my_package.families:my_family",
-                model_types=("my_model",),
-                backend="my-backend",
-            )
+            yield ModelFamilySpec(name="my-family", summary="Weights of MyModel.", factory="my_package.families:mine",
+                                  model_types=("my_model",), backend="my-backend")
 
-    Returns:
-        an iterable of ``ModelFamilySpec``.
-    """
+    Returns: an iterable of ``ModelFamilySpec``."""
 
 
 @hookspec
 def drivetrain_optimizers() -> Iterable[specs.OptimizerSpec]:
-    """Offer optimizers.
-
-    Example::
-
-        from drivetrain import OptimizerSpec, hookimpl
+    """Offer optimizers::
 
         @hookimpl
         def drivetrain_optimizers():
-            yield OptimizerSpec(
-                name="sgd",
-                summary="Stochastic gradient descent.",
-                factory="my_package.optimizers:sgd",
-                config="my_package.config:SGDConfig",
-            )
+            yield OptimizerSpec(name="sgd", summary="Stochastic gradient descent.", factory="my_package.optimizers:sgd")
 
-    Returns:
-        an iterable of ``OptimizerSpec``.
-    """
+    Returns: an iterable of ``OptimizerSpec``."""
 
 
 @hookspec
 def drivetrain_rollouts() -> Iterable[specs.RolloutSpec]:
-    """Offer generation engines.
-
-    Example::
-
-        from drivetrain import RolloutSpec, hookimpl
+    """Offer generation engines::
 
         @hookimpl
         def drivetrain_rollouts():
-            yield RolloutSpec(
-                name="my-engine",
-                summary="Generates with my engine.",
-                factory="my_package.rollout:MyEngine",
-                provides=("rollout.log_probs",),
-            )
+            yield RolloutSpec(name="my-engine", summary="Generates with my engine.",
+                              factory="my_package.rollout:MyEngine", provides=("rollout.log_probs",))
 
-    Returns:
-        an iterable of ``RolloutSpec``.
-    """
+    Returns: an iterable of ``RolloutSpec``."""
 
 
 @hookspec
 def drivetrain_hybrid_engines() -> Iterable[specs.HybridEngineSpec]:
-    """Offer ways in which training and generation share devices.
-
-    Example::
-
-        from drivetrain import HybridEngineSpec, hookimpl
+    """Offer ways in which training and generation share devices::
 
         @hookimpl
         def drivetrain_hybrid_engines():
-            yield HybridEngineSpec(
-                name="my-sharing",
-                summary="Training and generation take turns.",
-                factory="my_package.hybrid:MySharing",
-            )
+            yield HybridEngineSpec(name="my-sharing", summary="They take turns.", factory="my_package.hybrid:MySharing")
 
-    Returns:
-        an iterable of ``HybridEngineSpec``.
-    """
+    Returns: an iterable of ``HybridEngineSpec``."""
 
 
 @hookspec
 def drivetrain_weight_transports() -> Iterable[specs.WeightTransportSpec]:
-    """Offer ways in which buckets of weights travel.
-
-    Example::
-
-        from drivetrain import WeightTransportSpec, hookimpl
+    """Offer ways in which buckets of weights travel::
 
         @hookimpl
         def drivetrain_weight_transports():
-            yield WeightTransportSpec(
-                name="my-wire",
-                summary="Weights over my interconnect.",
-                factory="my_package.transport:MyWire",
-            )
+            yield WeightTransportSpec(name="my-wire", summary="Over my wire.", factory="my_package.transport:Wire")
 
-    Returns:
-        an iterable of ``WeightTransportSpec``.
-    """
+    Returns: an iterable of ``WeightTransportSpec``."""
 
 
 @hookspec
 def drivetrain_dispatch_modes() -> Iterable[specs.DispatchModeSpec]:
-    """Offer ways to split the arguments of a call over ranks and to collect its results.
-
-    Example::
-
-        from drivetrain import DispatchModeSpec, hookimpl
+    """Offer ways to split the arguments of a call over ranks and to collect its results::
 
         @hookimpl
         def drivetrain_dispatch_modes():
-            yield DispatchModeSpec(
-                name="my_mode",
-                summary="Everything to even ranks.",
-                factory="my_package.dispatch:MyMode",
-            )
+            yield DispatchModeSpec(name="my_mode", summary="To even ranks.", factory="my_package.dispatch:Mode")
 
-    Returns:
-        an iterable of ``DispatchModeSpec``.
-    """
+    Returns: an iterable of ``DispatchModeSpec``."""
 
 
 @hookspec
 def drivetrain_executors() -> Iterable[specs.ExecutorSpec]:
-    """Offer places where workers live.
-
-    Example::
-
-        from drivetrain import ExecutorSpec, hookimpl
+    """Offer places where workers live::
 
         @hookimpl
         def drivetrain_executors():
-            yield ExecutorSpec(
-                name="my-cluster",
-                summary="Workers on my scheduler.",
-                factory="my_package.executor:MyExecutor",
-            )
+            yield ExecutorSpec(name="my-cluster", summary="On my scheduler.", factory="my_package.executor:Mine")
 
-    Returns:
-        an iterable of ``ExecutorSpec``.
-    """
+    Returns: an iterable of ``ExecutorSpec``."""
 
 
 @hookspec
 def drivetrain_hardware() -> Iterable[specs.HardwareSpec]:
-    """Offer a kind of device.
-
-    Example::
-
-        from drivetrain import HardwareSpec, hookimpl
+    """Offer kinds of devices::
 
         @hookimpl
         def drivetrain_hardware():
-            yield HardwareSpec(
-                name="my-chip",
-                summary="The accelerator of a vendor.",
-                factory="my_package.hardware:MyChip",
-            )
+            yield HardwareSpec(name="my-chip", summary="A vendor's chip.", factory="my_package.hardware:MyChip")
 
-    Returns:
-        an iterable of ``HardwareSpec``.
-    """
+    Returns: an iterable of ``HardwareSpec``."""
 
 
 @hookspec
 def drivetrain_environments() -> Iterable[specs.EnvironmentSpec]:
-    """Offer ways in which an episode unfolds.
-
-    Example::
-
-        from drivetrain import EnvironmentSpec, hookimpl
+    """Offer ways in which an episode unfolds::
 
         @hookimpl
         def drivetrain_environments():
-            yield EnvironmentSpec(
-                name="my-game",
-                summary="Ten turns against a referee.",
-                factory="my_package.environment:MyGame",
-            )
+            yield EnvironmentSpec(name="my-game", summary="Ten turns.", factory="my_package.environment:MyGame")
 
-    Returns:
-        an iterable of ``EnvironmentSpec``.
-    """
+    Returns: an iterable of ``EnvironmentSpec``."""
 
 
 @hookspec
 def drivetrain_rewards() -> Iterable[specs.RewardSpec]:
-    """Offer rewards.
-
-    Example::
-
-        from drivetrain import RewardSpec, hookimpl
+    """Offer rewards::
 
         @hookimpl
         def drivetrain_rewards():
-            yield RewardSpec(
-                name="my-reward",
-                summary="One for an answer that compiles.",
-                factory="my_package.rewards:MyReward",
-                config="my_package.config:MyRewardConfig",
-            )
+            yield RewardSpec(name="my-reward", summary="One if it compiles.", factory="my_package.rewards:Compiles")
 
-    Returns:
-        an iterable of ``RewardSpec``.
-    """
+    Returns: an iterable of ``RewardSpec``."""
 
 
 @hookspec
 def drivetrain_datasets() -> Iterable[specs.DatasetSpec]:
-    """Offer sets of prompts.
-
-    Example::
-
-        from drivetrain import DatasetSpec, hookimpl
+    """Offer sets of prompts::
 
         @hookimpl
         def drivetrain_datasets():
-            yield DatasetSpec(
-                name="my-prompts",
-                summary="Prompts from my database.",
-                factory="my_package.data:MyPrompts",
-                config="my_package.config:MyPromptsConfig",
-            )
+            yield DatasetSpec(name="my-prompts", summary="From my database.", factory="my_package.data:Prompts",
+                              config="my_package.config:MyPromptsConfig")
 
-    Returns:
-        an iterable of ``DatasetSpec``.
-    """
+    Returns: an iterable of ``DatasetSpec``."""
 
 
 @hookspec
 def drivetrain_trackers() -> Iterable[specs.TrackerSpec]:
-    """Offer receivers of metrics.
-
-    Example::
-
-        from drivetrain import TrackerSpec, hookimpl
+    """Offer receivers of metrics::
 
         @hookimpl
         def drivetrain_trackers():
-            yield TrackerSpec(
-                name="my-dashboard",
-                summary="Curves on my dashboard.",
-                factory="my_package.tracker:MyTracker",
-            )
+            yield TrackerSpec(name="my-board", summary="Curves on my board.", factory="my_package.tracker:Board")
 
-    Returns:
-        an iterable of ``TrackerSpec``.
-    """
+    Returns: an iterable of ``TrackerSpec``."""
 
 
 @hookspec
 def drivetrain_commands() -> Iterable[specs.CommandSpec]:
-    """Offer commands of the ``drivetrain`` program.
-
-    Example::
-
-        from drivetrain import CommandSpec, hookimpl
+    """Offer commands of the ``drivetrain`` program::
 
         @hookimpl
         def drivetrain_commands():
-            yield CommandSpec(
-                name="my-command",
-                summary="Does one more thing.",
-                factory="my_package.command:main",
-            )
+            yield CommandSpec(name="my-command", summary="One more thing.", factory="my_package.command:main")
 
-    Returns:
-        an iterable of ``CommandSpec``.
-    """
+    Returns: an iterable of ``CommandSpec``."""
 
 
 @hookspec
 def drivetrain_config_aliases() -> Iterable[specs.ConfigAliasSpec]:
-    """Offer another framework's config keys as other words for ours.
-
-    Example::
-
-        from drivetrain import ConfigAliasSpec, hookimpl
+    """Offer another framework's config keys as other words for ours::
 
         @hookimpl
         def drivetrain_config_aliases():
-            yield ConfigAliasSpec(
-                name="their-framework",
-                summary="Keys of their framework.",
-                aliases={"their.actor.lr": "actor.optimizer.lr"},
-            )
+            yield ConfigAliasSpec(name="theirs", summary="Keys of theirs.", aliases={"their.lr": "actor.optimizer.lr"})
 
-    Returns:
-        an iterable of ``ConfigAliasSpec``.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -424,84 +241,54 @@ def drivetrain_config_aliases() -> Iterable[specs.ConfigAliasSpec]:
 
 @hookspec
 def drivetrain_run_started(event: RunStarted) -> None:
-    """Observe that a run is about to take its first step.
-
-    Example::
-
-        from drivetrain import hookimpl
+    """Observe that a run is about to take its first step::
 
         @hookimpl
         def drivetrain_run_started(event):
             print(event.run_dir)
 
-    Returns:
-        nothing.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""
 
 
 @hookspec
 def drivetrain_step_ended(event: StepEnded) -> None:
-    """Observe the metrics of a finished step.
-
-    Example::
-
-        from drivetrain import hookimpl
+    """Observe the metrics of a finished step::
 
         @hookimpl
         def drivetrain_step_ended(event):
             print(event.step, event.metrics.get("train/reward"))
 
-    Returns:
-        nothing.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""
 
 
 @hookspec
 def drivetrain_checkpoint_saved(event: CheckpointSaved) -> None:
-    """Observe that a checkpoint is complete and in place.
-
-    Example::
-
-        from drivetrain import hookimpl
+    """Observe that a checkpoint is complete and in place::
 
         @hookimpl
         def drivetrain_checkpoint_saved(event):
             print(event.folder)
 
-    Returns:
-        nothing.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""
 
 
 @hookspec
 def drivetrain_run_ended(event: RunEnded) -> None:
-    """Observe that a run ended by itself or was asked to stop.
-
-    Example::
-
-        from drivetrain import hookimpl
+    """Observe that a run ended by itself or was asked to stop::
 
         @hookimpl
         def drivetrain_run_ended(event):
             print(event.steps_done, "of", event.steps_planned)
 
-    Returns:
-        nothing.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""
 
 
 @hookspec
 def drivetrain_run_failed(event: RunFailed) -> None:
-    """Observe that a run ended with an error.
-
-    Example::
-
-        from drivetrain import hookimpl
+    """Observe that a run ended with an error::
 
         @hookimpl
         def drivetrain_run_failed(event):
             print(event.error)
 
-    Returns:
-        nothing.
-    """
+    Returns: an iterable of ``ConfigAliasSpec``."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from drivetrain import Algorithm, LossTerm
 from drivetrain.metrics import Metric, merge_metrics
 from drivetrain.numerics import group_index, group_mean_std
-
 from my_algo.config import MyAlgoConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from drivetrain import Algorithm, LossTerm, compute_advantage
 from drivetrain.metrics import Mean, Metric, merge_metrics
 from drivetrain.numerics import fill_masked, group_index, group_mean_std, kl_penalty
-
 from drivetrain_algo_grpo.config import GRPOConfig
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from drivetrain import Algorithm, LossTerm
 from drivetrain.metrics import Metric, merge_metrics
-
 from drivetrain_algo_sft.config import SFTConfig
 
 if TYPE_CHECKING:

@@ -1,0 +1,47 @@
+"""Batches of random numbers in the standard columns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS, RESPONSE, GROUP = 8, 6, 4
+
+
+def random_columns(seed: int = 0) -> dict[str, Tensor]:
+    """Float64 columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token; (8, 6)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(ROWS, RESPONSE, generator=generator, dtype=torch.float64)
+
+    lengths = torch.tensor([6, 3, 1, 4, 5, 2, 6, 4])
+    mask = (torch.arange(RESPONSE) < lengths[:, None]).long()
+    mask[0, 2] = 0
+    log_probs = -draw().abs() - 0.1
+    last = mask.cumsum(1).argmax(1)
+    rewards = torch.zeros(ROWS, RESPONSE, dtype=torch.float64)
+    rewards[torch.arange(ROWS), last] = torch.randn(ROWS, generator=generator, dtype=torch.float64)
+    return {
+        "response_mask": mask,
+        "old_log_probs": log_probs + draw(0.1),
+        "ref_log_probs": log_probs + draw(0.1),
+        "rollout_log_probs": log_probs + draw(0.1),
+        "log_probs": log_probs,
+        "entropy": draw().abs(),
+        "values": draw(),
+        "returns": draw(),
+        "advantages": draw(),
+        "token_level_scores": rewards,
+        "token_level_rewards": rewards,
+    }
+
+
+def groups() -> Tensor:
+    """The group of each row, (8,)."""
+    return torch.arange(ROWS) // GROUP
+
+
+def spoiled(column: Tensor, mask: Tensor) -> Tensor:
+    """The column with NaN wherever the mask is 0."""
+    return torch.where(mask != 0, column, torch.nan) if column.is_floating_point() else column

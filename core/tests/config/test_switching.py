@@ -1,0 +1,111 @@
+"""Another plugin on a higher layer, roles that derive, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from conftest import RUN, Load
+
+from drivetrain.config.resolve import load_config
+from drivetrain.seam.registry import Registry
+
+Refused = Callable[..., list[str]]
+
+
+def test_a_name_on_a_higher_layer_drops_keys_of_the_lower_one(load: Load) -> None:
+    resolved = load("algorithm.name=critic", "algorithm.gamma=0.9", text=RUN.replace("group_size: 4", "group_size: 4\n  epochs: 3"))
+    assert resolved.notes[0] == "dropped algorithm.group_size=4 (run.yaml:5): algorithm.name is now 'critic'"
+    assert resolved.run.algorithm.model_dump() == {"name": "critic", "gamma": 0.9, "epochs": 3}
+    assert "algorithm.group_size" not in resolved.origins
+
+
+def test_a_key_of_the_same_layer_is_not_dropped(refused: Refused) -> None:
+    assert refused("algorithm.name=critic", "algorithm.kl_coef=1")[0].startswith("unknown key 'kl_coef' (command line")
+    assert refused(text=RUN.replace("name: group", "name: critic"))[0].startswith("unknown key 'group_size' (run.yaml")
+
+
+def test_the_same_name_again_drops_nothing(refused: Refused) -> None:
+    text = RUN.replace("group_size: 4", "gamma: 1")
+    assert refused("algorithm.name=group", text=text)[0] == "unknown key 'gamma' (run.yaml: algorithm.gamma)"
+
+
+def test_each_layer_counts(load: Load, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIVETRAIN_ALGORITHM__NAME", "critic")
+    monkeypatch.setenv("DRIVETRAIN_ALGORITHM__GAMMA", "0.5")
+    resolved = load("algorithm.name=imitate")
+    assert resolved.notes == (
+        "dropped algorithm.group_size=4 (run.yaml:5): algorithm.name is now 'imitate'",
+        "dropped algorithm.gamma=0.5 (environment DRIVETRAIN_ALGORITHM__GAMMA): algorithm.name is now 'imitate'",
+    )
+
+
+def test_nested_keys_and_keys_in_lists_are_dropped(load: Load) -> None:
+    resolved = load("actor.optimizer.name=bare", "rewards.1.name=exact_match", "rewards.1.label=b",
+                    text=RUN.replace("lr: 3e-4", "lr: 3e-4\n    betas: [0.8, 0.9]"))  # fmt: skip
+    assert resolved.notes == (
+        "dropped actor.optimizer.betas.0=0.8 (run.yaml:11): actor.optimizer.name is now 'bare'",
+        "dropped actor.optimizer.betas.1=0.9 (run.yaml:11): actor.optimizer.name is now 'bare'",
+        "dropped rewards.1.words.0='yes it is' (run.yaml:20): rewards.1.name is now 'exact_match'",
+        "dropped rewards.1.words.1='no' (run.yaml:20): rewards.1.name is now 'exact_match'",
+    )
+
+
+def test_a_name_without_a_layer_below_it_is_strict(refused: Refused) -> None:
+    text = RUN.replace("name: group\n  group_size", "group_size")
+    assert refused("algorithm.name=critic", text=text)[0] == "unknown key 'group_size' (run.yaml: algorithm.group_size)"
+
+
+CRITIC = RUN.replace("name: group\n  group_size: 4", "name: critic") + """\
+critic:
+  backend: {name: mini}
+  optimizer: {name: bare, lr: 0.1}
+"""
+REFERENCE = RUN.replace("group_size: 4", "kl_coef: 0.1") + "ref: {backend: {name: mini}}\n"
+
+
+def test_a_critic_goes_with_its_algorithm(load: Load, refused: Refused) -> None:
+    assert load(text=CRITIC).run.critic is not None
+    resolved = load("algorithm.name=group")
+    assert resolved.run.critic is None
+    assert resolved.notes == (
+        "dropped critic.backend.name='mini' (run.yaml:22): algorithm 'group' has no role critic",
+        "dropped critic.optimizer.name='bare' (run.yaml:23): algorithm 'group' has no role critic",
+        "dropped critic.optimizer.lr=0.1 (run.yaml:23): algorithm 'group' has no role critic",
+    )
+    assert refused("algorithm.name=group", "critic.max_grad_norm=2")[0] == (
+        "algorithm 'group' with these settings has no role critic (command line: critic)")  # fmt: skip
+
+
+def test_a_reference_goes_with_its_algorithm_and_stays_with_settings_that_need_it(load: Load, refused: Refused) -> None:
+    assert load(text=REFERENCE).run.ref is not None
+    assert load("algorithm.name=critic").run.ref is None
+    assert "has no role ref" in refused("algorithm.kl_coef=0")[0]
+    assert "has no role ref" in refused("algorithm.name=group", "algorithm.kl_coef=0")[0], "the name did not change"
+
+
+def test_roles_derive_from_the_actor_and_it_is_said(load: Load) -> None:
+    resolved = load("algorithm.kl_coef=0.1")
+    assert resolved.notes == ("role ref derives from actor",)
+    assert resolved.run.ref is not None and resolved.run.ref.backend == resolved.run.actor.backend
+    assert str(resolved.origins["ref"]) == "derived from actor"
+    resolved = load("algorithm.name=critic", "actor.optimizer.momentum=0.5")
+    assert resolved.notes[-1] == "role critic derives from actor"
+    assert resolved.run.critic is not None
+    assert resolved.run.critic.optimizer == resolved.run.actor.optimizer
+    assert resolved.run.critic.optimizer.momentum == 0.5  # type: ignore[attr-defined]
+
+
+def test_an_algorithm_that_does_not_sample_needs_no_rollout_and_no_rewards(load: Load) -> None:
+    resolved = load("algorithm.name=imitate", "rollout=null", "rewards=[]")
+    assert resolved.run.rollout is None and resolved.run.rewards == ()
+
+
+def test_a_distribution_may_be_picked(load: Load, registry: Registry) -> None:
+    run = load("algorithm.name=acme-engines:group").run
+    assert (run.algorithm.name, run.algorithm.group_size) == ("acme-engines:group", 4)  # type: ignore[attr-defined]
+
+
+def test_the_default_of_a_section_may_be_switched(registry: Registry, run_file: object) -> None:
+    lines = pytest.raises(Exception, load_config, run_file, ["hybrid_engine.name=other"], registry).value.args[0]
+    assert lines.startswith("unknown hybrid engine 'other' (command line: hybrid_engine.name)")

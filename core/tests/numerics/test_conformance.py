@@ -1,0 +1,34 @@
+"""Core's own estimator and terms satisfy what is asked of everybody's."""
+
+from __future__ import annotations
+
+from drivetrain.testing import AdvantageConformance, LossConformance
+
+
+class TestGAE(AdvantageConformance):
+    name = "gae"
+    options = {"gamma": 0.99, "lam": 0.9}
+
+
+class TestClip(LossConformance):
+    name = "clip"
+    options = {"clip_low": 0.05, "clip_high": 0.05, "clip_dual": 3.0}
+
+
+class TestClipBySequence(LossConformance):
+    name = "clip"
+    options = {"aggregation": "seq-mean-token-mean"}
+
+
+class TestKL(LossConformance):
+    name = "kl"
+    options = {"kind": "k2"}
+
+
+class TestEntropy(LossConformance):
+    name = "entropy"
+
+
+class TestValueClip(LossConformance):
+    name = "value_clip"
+    options = {"clip_range": 0.3}

@@ -1,0 +1,61 @@
+"""One isolated environment a plugin: that plugin, core, and what they declare, nothing else.
+
+Core and its dependencies (torch among them) are installed once, into a base environment that the others look into, so
+that a session costs seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+BASE = ROOT / ".nox" / "base"
+PACKAGES = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
+#: plugins that a suite needs besides its own, because it trains or generates
+TEST_COMPANIONS = {
+    "algo-grpo": ("backend-fsdp", "rollout-hf"),
+    "algo-sft": ("backend-fsdp", "rollout-hf"),
+}
+
+nox.options.sessions = ["isolated"]
+nox.options.default_venv_backend = "venv"
+
+
+def _base() -> Path:
+    """Make the base environment, unless it is there; returns its site-packages."""
+    python = BASE / "bin" / "python"
+    if not (BASE / ".complete").exists():
+        shutil.rmtree(BASE, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(BASE)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        torch = ["torch==2.13.0+cpu"] if sys.platform == "linux" else ["torch"]
+        subprocess.run([*pip, "--upgrade", "pip"], check=True)
+        subprocess.run([*pip, *torch], check=True)
+        subprocess.run([*pip, "-c", str(CONSTRAINTS), f"{ROOT / 'core'}[test]", "hatchling"], check=True)
+        (BASE / ".complete").touch()
+    else:  # core may have changed; its dependencies are there
+        command = [str(python), "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(ROOT / "core")]
+        subprocess.run(command, check=True)
+    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    return Path(subprocess.run([str(python), "-c", script], check=True, capture_output=True, text=True).stdout.strip())
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES)
+def isolated(session: nox.Session, package: str) -> None:
+    """Run a plugin's tests with that plugin, core and its declared dependencies alone."""
+    base = _base()
+    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    own = str(session.run("python", "-c", script, silent=True)).strip()
+    (Path(own) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
+    session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name)
+                    for name in (package, *TEST_COMPANIONS.get(package, ()))))  # fmt: skip
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
+    session.run("python", "-m", "pytest", f"plugins/{package}/tests", *session.posargs, env=env)

@@ -1,0 +1,232 @@
+"""The backend ``fsdp``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError, resolve
+from drivetrain.metrics import Mean, Metric, merge_metrics
+from drivetrain.numerics import LossInputs
+from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_fsdp import model as models
+from drivetrain_backend_fsdp import names, sharding, state
+from drivetrain_backend_fsdp.checkpointing import recompute
+from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
+from drivetrain_backend_fsdp.objective import Columns, Objective
+from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack, units
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from drivetrain import DataProto, LossTerm
+    from drivetrain.numerics import Counts
+    from drivetrain_backend_fsdp.config import FSDPConfig
+
+
+class FSDPBackend(TrainingBackend):
+    """A causal language model of transformers and its optimizer.
+
+    With one process the model is not wrapped: sharding over one rank would only copy. With several, each decoder layer
+    is sharded over all of them.
+    """
+
+    config: FSDPConfig
+
+    def initialize(self) -> None:
+        context = self.context
+        self.device = context.hardware.device()
+        model = models.load(context)
+        layers = models.decoder_layers(model)
+        if self.config.gradient_checkpointing:
+            recompute(layers)
+        if context.world_size > 1:
+            sharding.shard(model, layers, device_type=self.device.type, world_size=context.world_size)
+        self.model: PreTrainedModel = cast(Any, model).to(self.device)
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.version = 0
+        models.verify(self.model, self.device)
+        sharding.release(self.model)
+        self.optimizer: torch.optim.Optimizer | None = None
+        if context.optimizer is None:
+            self.model.requires_grad_(False)
+        else:
+            make = resolve("optimizers", context.optimizer.name)
+            self.optimizer = make(self.model.named_parameters(), context.optimizer)
+            for group in self.optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+
+    @property
+    def layout(self) -> RankLayout:
+        return RankLayout(dp=self.context.rank, dp_size=self.context.world_size)
+
+    # -- computing --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
+        if unknown := set(outputs) - {"log_probs", "entropy"}:
+            raise PluginError(f"backend fsdp does not compute {sorted(unknown)}")
+        responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
+        wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
+        tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
+        plan = self._plan(tokens)
+        result = {name: torch.zeros(wanted.shape, device=self.device) for name in outputs}
+        for rows in self._even(plan):
+            packed = pack(tokens, rows, self.device)
+            computed = self._evaluate(packed, temperature, entropy="entropy" in result)
+            if packed is not None and computed is not None:
+                where = torch.tensor(rows, device=self.device)[packed.row], packed.column
+                for name in result:
+                    result[name][where] = computed[name]
+        sharding.release(self.model)
+        return result
+
+    def update(
+        self,
+        batch: DataProto,
+        terms: Sequence[LossTerm],
+        counts: Counts,
+        *,
+        temperature: float,
+        lr_factor: float,
+    ) -> dict[str, Metric]:
+        if self.optimizer is None:
+            raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
+        objective = Objective.of(terms)
+        mask = batch.batch["response_mask"]
+        tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
+        plan = self._plan(tokens, objective.joins(batch))
+        objective.check(len(plan), self.context.world_size)
+        columns = Columns(batch, self.device)
+        total = torch.zeros((), device=self.device)
+        parts: list[dict[str, Metric]] = []
+        self.optimizer.zero_grad(set_to_none=True)
+        for rows in self._even(plan):
+            packed = pack(tokens, rows, self.device)
+            computed = self._evaluate(packed, temperature, entropy=objective.entropy)
+            loss = torch.zeros((), device=self.device)
+            if rows:
+                inputs = {name: torch.zeros(len(rows), mask.shape[1], device=self.device) for name in ("log_probs",)}
+                if objective.entropy:
+                    inputs["entropy"] = torch.zeros_like(inputs["log_probs"])
+                if packed is not None and computed is not None:
+                    where = packed.row, packed.column
+                    inputs = {name: zeros.index_put(where, computed[name]) for name, zeros in inputs.items()}
+                loss, metrics = objective(LossInputs(**inputs), columns.of(rows), counts)
+                parts.append(metrics)
+            total += loss.detach()
+            if packed is None and computed is not None:  # a part in the collective calls of others, worth nothing
+                loss = loss + 0 * computed["log_probs"].sum()
+            if loss.requires_grad:
+                loss.backward()
+        metrics = merge_metrics(parts)
+        return metrics | self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
+
+    def _evaluate(self, packed: Packed | None, temperature: float, *, entropy: bool) -> dict[str, Tensor] | None:
+        """Log-probs (and entropies) of the wanted tokens, ``(wanted,)`` each.
+
+        A rank without work computes a filler where the model is sharded, and None elsewhere.
+        """
+        if not temperature > 0:
+            raise UserError(f"log-probabilities at temperature {temperature} are undefined", where="temperature")
+        if packed is None and self.context.world_size == 1:
+            return None
+
+        def consume(hidden: Tensor, head: Head) -> dict[str, Tensor]:
+            dtype = compute_dtype or head.weight.dtype
+            head = Head(weight=head.weight.to(dtype), bias=None if head.bias is None else head.bias.to(dtype),
+                        scale=head.scale, softcap=head.softcap)  # fmt: skip
+            with torch.autocast(self.device.type, enabled=False):
+                log_probs, entropies = token_log_probs(
+                    hidden.to(dtype), packed.target, head, temperature=temperature,
+                    chunk_tokens=self.config.log_prob_chunk_tokens, entropy=entropy,
+                )  # fmt: skip
+            return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
+
+        packed = filler(self.device) if packed is None else packed
+        compute_dtype = getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
+        with torch.autocast(self.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
+            return cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
+
+    def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
+        """Rows of each micro-batch."""
+        budget = self.config.micro_batch_tokens or (4096 if self.device.type == "cpu" else 16384)
+        return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), budget)
+
+    def _even(self, plan: list[list[int]]) -> list[list[int]]:
+        """The plan, with empty micro-batches up to the number that the busiest rank has."""
+        busiest = int(sharding.reduce(len(plan), self.device, largest=True)) if self.context.world_size > 1 else 0
+        return plan + [[]] * (busiest - len(plan))
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: float, lr_factor: float) -> dict[str, Metric]:
+        """Clip the gradients and take the step, or take none if something is not finite."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        grads = [cast(Tensor, p.grad) for p in parameters]
+        norm = float(sharding.whole(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
+        if not torch.tensor([loss, norm]).isfinite().all():
+            optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}; no weight was changed",
+                                 where=f"update of {self.context.role}",
+                                 mend="look for extreme rewards or log-probabilities, or lower the learning rate",
+                                 )  # fmt: skip
+        if self.context.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.context.max_grad_norm, torch.tensor(norm))
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_factor
+        if grads:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        lr = optimizer.param_groups[0]["lr"]
+        return {"loss": Mean(loss, 1), "grad_norm": Mean(norm, 1), "lr": Mean(lr, 1)}
+
+    # -- state and weights ------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        state.save(folder, self.model, self.optimizer, self.context.hardware.rng_state(), *self._position())
+
+    def load(self, folder: Path) -> None:
+        state.load(folder, self.model, self.optimizer, self.context.hardware.set_rng_state, *self._position())
+
+    def export(self, folder: Path) -> None:
+        names.export(self.model, self.context.model, folder, rank=self.context.rank)
+
+    def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+        return lend(names.full_tensors(self.model), bucket_bytes=bucket_bytes, version=self.version)
+
+    def live_module(self) -> nn.Module:
+        """The model itself, in evaluation mode; with and without packing its attention is the same function.
+
+        Raises:
+            drivetrain.RunError: when the model is sharded, for then a call of it is collective.
+        """
+        if self.context.world_size > 1:
+            raise RunError("a model that is sharded over ranks cannot generate by itself", where="backend fsdp",
+                           mend="give the rollout engine weights of its own (rollout.load_weights)")  # fmt: skip
+        return self.model
+
+    def memory(self) -> dict[str, int]:
+        def held(tensors: Any) -> int:
+            parts = [sharding.local(tensor)[0] for tensor in tensors if isinstance(tensor, Tensor)]
+            return sum(part.numel() * part.element_size() for part in parts)
+
+        parameters = list(self.model.parameters())
+        states = [] if self.optimizer is None else [v for s in self.optimizer.state.values() for v in s.values()]
+        return {
+            "parameters": held(parameters),
+            "gradients": held(p.grad for p in parameters),
+            "optimizer": held(states),
+        }
+
+    def close(self) -> None:
+        self.optimizer = None
+        del self.model
+        self.context.hardware.empty_cache()
+
+    def _position(self) -> tuple[int, int]:
+        return self.context.rank, self.context.world_size

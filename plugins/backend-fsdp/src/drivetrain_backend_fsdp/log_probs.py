@@ -1,0 +1,142 @@
+"""Log-probabilities and entropies of tokens from hidden states, some tokens' logits at a time.
+
+With hidden state h, head W and b, target y, scale s, soft cap c and temperature T:
+
+    x = h W^T + b        z = s x / T,  or with a cap  c tanh(s x / c) / T
+    log p(y) = z_y - logsumexp(z)        H = logsumexp(z) - sum_v p_v z_v
+
+    d log p(y) / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)
+
+The backward pass computes the logits of all chunks but the last a second time, so that logits of
+``(tokens, vocabulary)`` never exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The way from hidden states to logits.
+
+    Attributes:
+        weight, bias: ``(vocabulary, hidden)`` and ``(vocabulary,)``.
+        scale: factor of the logits.
+        softcap: logits are bent into ``(-softcap, softcap)``.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+        """``(tokens, vocabulary)`` in float32, divided by the temperature."""
+        logits = linear(hidden, self.weight, self.bias).float()
+        if self.softcap is not None:
+            return (logits * (self.scale / self.softcap)).tanh() * (self.softcap / temperature)
+        factor = self.scale / temperature
+        return logits if factor == 1 else logits * factor
+
+
+def token_log_probs(
+    hidden: Tensor, targets: Tensor, head: Head, *, temperature: float, chunk_tokens: int, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each target, and the entropy of the distribution it belongs to.
+
+    Args:
+        hidden: ``(tokens, hidden)``.
+        targets: ``(tokens,)``.
+        temperature: logits are divided by it.
+        chunk_tokens: tokens whose logits exist at one time.
+        entropy: whether to compute the second result; it is None otherwise.
+
+    Returns:
+        ``(tokens,)`` in float32 each, differentiable in hidden states, weight and bias.
+    """
+    log_probs, entropies = _TokenLogProbs.apply(
+        hidden, head.weight, head.bias, targets, (head.scale, head.softcap, temperature), chunk_tokens, entropy
+    )
+    return log_probs, entropies
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, shape: Any, chunk: int,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        scale, softcap, temperature = shape
+        head = Head(weight=weight, bias=bias, scale=scale, softcap=softcap)
+        log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
+        entropies = torch.empty_like(log_probs) if entropy else None
+        every = hidden.new_empty(0)
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            every = head.logits(hidden[part], temperature).log_softmax(dim=-1)
+            log_probs[part] = every.gather(1, targets[part, None])[:, 0]
+            if entropies is not None:
+                entropies[part] = -(every.exp() * every).sum(dim=-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
+        ctx.options = (shape, chunk)
+        ctx.last = every if any(ctx.needs_input_grad[:3]) else None  # the last chunk needs no second computation
+        ctx.set_materialize_grads(False)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Any, ...]:
+        hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        (scale, softcap, temperature), chunk = ctx.options
+        if grad_log_probs is None and grad_entropies is None:
+            return (None,) * 7
+        head = Head(weight=weight, bias=bias, scale=scale, softcap=softcap)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            y, slope = targets[part, None], scale / temperature
+            last, ctx.last = (ctx.last, None) if start + chunk >= len(hidden) else (None, ctx.last)
+            # The gradient of the logits is `factor * inner`, the factor one number a token.
+            if grad_entropies is None and softcap is None:
+                inner = head.logits(hidden[part], temperature).softmax(dim=-1) if last is None else last.exp_()
+                inner.scatter_add_(1, y, torch.full_like(y, -1, dtype=inner.dtype))
+                factor = grad_log_probs[part, None] * -slope
+            else:
+                z = None if last is not None and softcap is None else head.logits(hidden[part], temperature)
+                log_p = z.log_softmax(dim=-1) if last is None else last
+                inner = torch.zeros_like(log_p)
+                if grad_entropies is not None:
+                    inner -= grad_entropies[part, None] * (log_p + entropies[part, None])
+                if grad_log_probs is not None:
+                    inner -= grad_log_probs[part, None]
+                inner *= log_p.exp_()
+                if grad_log_probs is not None:
+                    inner.scatter_add_(1, y, grad_log_probs[part, None])
+                if softcap is not None:
+                    inner *= 1 - (z * (temperature / softcap)).square_()
+                factor = inner.new_full((len(y), 1), slope)
+            inner = inner.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (inner @ weight) * factor
+            if grad_weight is not None:
+                weighted = (hidden[part] * factor).to(weight.dtype)
+                if weight.dtype == torch.float32:
+                    grad_weight.addmm_(inner.t(), weighted)
+                else:
+                    grad_weight += inner.t() @ weighted
+            if grad_bias is not None:
+                grad_bias += (inner.t().float() @ factor)[:, 0]
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 4,
+        )

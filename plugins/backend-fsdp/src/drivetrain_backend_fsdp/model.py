@@ -1,0 +1,119 @@
+"""A causal language model of transformers, made ready to train on packed sequences."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from drivetrain import UserError
+from drivetrain_backend_fsdp import attention
+from drivetrain_backend_fsdp.log_probs import Head
+from drivetrain_backend_fsdp.packing import Packed
+
+if TYPE_CHECKING:
+    from drivetrain import BackendContext
+
+Consumer = Callable[[Tensor, Head], Any]
+"""Takes the hidden states ``(wanted, hidden)`` that predict the wanted tokens, and the head."""
+
+
+def load(context: BackendContext) -> PreTrainedModel:
+    """Read the model that ``context.model`` describes, or draw its weights from the run's seed; on the host.
+
+    Raises:
+        drivetrain.UserError: when the folder is missing, is no causal language model or lacks weights, or the
+            hardware does not train in the dtype.
+    """
+    model, where = context.model, "model.path"
+    if model.dtype not in context.hardware.dtypes():
+        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where="model.dtype",
+                        mend=f"choose from {', '.join(context.hardware.dtypes())}")  # fmt: skip
+    if not (model.path / "config.json").is_file():
+        what = "has no config.json" if model.path.is_dir() else "is no folder"
+        raise UserError(f"{model.path} {what}", where=where, mend="give the folder of a Hugging Face model")
+    attention.register()
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(model.path, **options)
+        options |= {"dtype": getattr(torch, model.dtype), "attn_implementation": attention.NAME}
+        if model.init == "random":
+            with torch.random.fork_rng():
+                torch.manual_seed(context.seed)
+                loaded = AutoModelForCausalLM.from_config(config, **options)
+        else:
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                model.path, config=config, output_loading_info=True, **options
+            )
+            if missing := sorted(report["missing_keys"]):
+                raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=where,
+                                mend="export the whole model, or set model.init=random")  # fmt: skip
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{model.path} does not load as a causal language model: {error}", where=where,
+                        mend="give the folder of a Hugging Face model with its weights, or set model.init=random",
+                        ) from error  # fmt: skip
+    if not isinstance(loaded.get_output_embeddings(), nn.Linear):
+        raise UserError(f"{type(loaded).__name__} has no linear output layer", where=where)
+    loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
+    cast(Any, loaded).packed_forward = types.MethodType(_packed_forward, loaded)
+    return cast(PreTrainedModel, loaded)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that transformers says must not be split."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def head(model: PreTrainedModel) -> Head:
+    """The output layer, with what the known families do to logits after it."""
+    config = model.config.get_text_config()
+    output = cast(nn.Linear, model.get_output_embeddings())
+    scale = getattr(config, "logit_scale", None) or 1.0  # Cohere multiplies, Granite divides
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return Head(weight=output.weight, bias=output.bias, scale=scale, softcap=softcap)
+
+
+def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) -> Any:
+    """Run packed tokens and give the consumer the hidden states that predict the wanted tokens.
+
+    A method of the model, so that sharding gathers what it needs around it.
+    """
+    with attention.packed(attention.groups(packed.lengths, packed.input_ids.device)):
+        outputs = self.base_model(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
+    return consume(outputs.last_hidden_state[0].index_select(0, packed.predictor), head(self))
+
+
+@torch.no_grad()
+def verify(model: PreTrainedModel, device: torch.device) -> None:
+    """Compare the packed path with the model's own, on two short sequences.
+
+    Raises:
+        drivetrain.UserError: when they differ, as they do where a model's layers look across packed sequences or where
+            it does something to logits that :func:`head` does not know.
+    """
+    vocab = model.config.get_text_config().vocab_size
+    ids = (torch.arange(12, device=device) * 7 + 3).remainder(vocab).reshape(2, 6)
+    everything = torch.arange(12, device=device)
+    packed = Packed(
+        input_ids=ids.reshape(1, -1), position_ids=everything.remainder(6)[None], lengths=(6, 6),
+        predictor=everything, target=everything, row=everything, column=everything,
+    )  # fmt: skip
+    ours = cast(Any, model).packed_forward(packed, lambda hidden, head: head.logits(hidden))
+    model.set_attn_implementation("eager")
+    own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    model.set_attn_implementation(attention.NAME)
+    ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
+    errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, 6)
+    limit = 1e-3 if model.dtype == torch.float32 else 0.1
+    if bool((errors.median(dim=1).values > limit).any()):
+        raise UserError(
+            f"{type(model).__name__} on packed sequences gives other logits than by itself"
+            f" (relative difference {float(errors.max()):.2g})",
+            where="backend fsdp", mend="train a model of another family, or with another backend",
+        )  # fmt: skip

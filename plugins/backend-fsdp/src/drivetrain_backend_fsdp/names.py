@@ -1,0 +1,94 @@
+"""Weights under the names that Hugging Face folders use, and such folders.
+
+In memory transformers may hold weights in another form than its folders do (the experts of a mixture as one tensor).
+What leaves the backend has the names and shapes of a folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+from drivetrain import UserError
+from drivetrain_backend_fsdp.sharding import whole
+
+if TYPE_CHECKING:
+    from drivetrain import ModelConfig
+
+
+def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, str | None]]:
+    """``(name, whole tensor, alias)``, gathered one by one; a tied tensor comes once, then as an alias of the first.
+
+    A collective call where the model is sharded. Where a family joins several of its weights into one of a folder,
+    all are gathered at once.
+    """
+    if _joins_weights(model):
+        everything = {name: whole(tensor) for name, tensor in _held(model)}
+        yield from ((name, tensor, None) for name, tensor in revert_weight_conversion(model, everything).items())
+        return
+    first: dict[int, str] = {}
+    for name, tensor in _held(model):
+        if id(tensor) in first:
+            (name,) = revert_weight_conversion(model, {name: tensor.detach()})
+            yield name, tensor, first[id(tensor)]
+            continue
+        for disk_name, part in revert_weight_conversion(model, {name: whole(tensor)}).items():
+            first[id(tensor)] = disk_name
+            yield disk_name, part, None
+
+
+def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters under all their names, and the buffers that belong to a folder."""
+    kept = set(model.state_dict())
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
+        if name in kept:
+            yield name, tensor
+
+
+def _joins_weights(model: PreTrainedModel) -> bool:
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    return any(
+        isinstance(conversion, WeightConverter) and len(conversion.reverse_transform().source_patterns) > 1
+        for conversion in conversions
+    )
+
+
+def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: int) -> None:
+    """Write a Hugging Face folder; it appears whole or not at all. A collective call where the model is sharded."""
+    tied: set[int] = set()
+    tensors = {}
+    for name, tensor in _held(model):
+        if id(tensor) not in tied:
+            tied.add(id(tensor))
+            full = whole(tensor)
+            if not rank:
+                tensors[name] = full.cpu() if full.data_ptr() != tensor.data_ptr() else full
+    if rank:
+        return
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    model.save_pretrained(aside, state_dict=tensors)
+    try:
+        AutoTokenizer.from_pretrained(
+            config.tokenizer_path, trust_remote_code=config.trust_remote_code
+        ).save_pretrained(aside)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
+                        mend="give the folder of a tokenizer") from error  # fmt: skip
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old")
+        folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old)
+    else:
+        aside.rename(folder)

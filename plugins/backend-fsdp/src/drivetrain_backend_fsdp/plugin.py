@@ -1,0 +1,36 @@
+"""What this distribution offers. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drivetrain import BackendSpec, OptimizerSpec, hookimpl
+
+
+@hookimpl
+def drivetrain_backends() -> Iterable[BackendSpec]:
+    """The backend ``fsdp``."""
+    yield BackendSpec(
+        name="fsdp",
+        summary="Trains transformers models on packed sequences, sharded over ranks with PyTorch FSDP2.",
+        factory="drivetrain_backend_fsdp.backend:FSDPBackend",
+        config="drivetrain_backend_fsdp.config:FSDPConfig",
+        provides=(
+            "backend.train",
+            "backend.log_probs",
+            "backend.live_module",
+            "backend.weights",
+            "backend.export",
+        ),
+    )
+
+
+@hookimpl
+def drivetrain_optimizers() -> Iterable[OptimizerSpec]:
+    """The optimizer ``adamw``."""
+    yield OptimizerSpec(
+        name="adamw",
+        summary="Adam with decoupled weight decay on matrices; norms and biases are not decayed.",
+        factory="drivetrain_backend_fsdp.optimizer:adamw",
+        config="drivetrain_backend_fsdp.config:AdamWConfig",
+    )

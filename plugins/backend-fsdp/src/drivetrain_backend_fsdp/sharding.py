@@ -1,0 +1,59 @@
+"""Sharding over ranks with FSDP2, and what it takes to sum gradients in place of averaging them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, world_size: int) -> None:
+    """Shard each layer, and the rest with the root, over all ranks; moves them to the device.
+
+    Gradients are summed over ranks, in float32.
+    """
+    mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("dp",))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for layer in [*layers, model]:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+    register_fsdp_forward_method(model, "packed_forward")
+
+
+def release(model: nn.Module) -> None:
+    """Free what a forward pass left gathered, so that parameters are their shards again."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor, gathered from all ranks if it is sharded (then a collective call)."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> tuple[Tensor, int]:
+    """This rank's part of a tensor that is split on its first dimension, and the row at which the part starts."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor, 0
+    mesh = tensor.device_mesh
+    share = -(-tensor.shape[0] // mesh.size())
+    return tensor.to_local(), min(share * mesh.get_local_rank(), tensor.shape[0])
+
+
+def reduce(value: Any, device: torch.device, *, largest: bool = False) -> float:
+    """Sum (or maximum) of a number over all ranks; the number itself where there is one rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return float(value)
+    total = torch.as_tensor(value, dtype=torch.float32, device=device).detach().clone()
+    dist.all_reduce(total, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+    return float(total)

@@ -1,0 +1,180 @@
+"""Tiny models, a ragged batch, and the same mathematics in plain padded PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import models as families
+
+from drivetrain import BackendContext, DataProto, LossTerm, resolve
+from drivetrain.config import ModelConfig, PluginConfig
+from drivetrain.numerics import Counts, LossInputs, group_index
+from drivetrain_backend_fsdp.backend import FSDPBackend
+from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
+
+VOCAB, PROMPT, RESPONSE = 50, 7, 9
+SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 5}),
+    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 5, "final_logit_softcapping": 5.0,
+                          "attn_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3", {"head_dim": 8, "sliding_window": 5, "final_logit_softcapping": 5.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "granite": ("Granite", {"logits_scaling": 4.0}),
+}  # fmt: skip
+TERMS = (
+    LossTerm(name="clip", args={"clip_low": 0.1, "clip_high": 0.3}),
+    LossTerm(name="kl", weight=0.3, args={"aggregation": "seq-mean-token-mean"}),
+    LossTerm(name="entropy", weight=0.1),
+)
+
+
+def write_model(family: str, folder: Path) -> Path:
+    """A random model and a tokenizer that fits it."""
+    name, options = FAMILIES[family]
+    config_class = getattr(families, f"{name}TextConfig" if family == "gemma3" else f"{name}Config")
+    torch.manual_seed(3)
+    model = getattr(families, f"{name}ForCausalLM")(config_class(**SMALL, **options))
+    with torch.no_grad():  # norms that differ from one another, so that a mix-up shows
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer(folder)
+    return folder
+
+
+def tokenizer(folder: Path) -> None:
+    """A tokenizer of one-letter words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="w2").save_pretrained(folder)
+
+
+def backend(
+    folder: Path, *, rank: int = 0, world_size: int = 1, max_grad_norm: float | None = 1.0, learns: bool = True,
+    model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, **options: Any,
+) -> FSDPBackend:  # fmt: skip
+    """A backend that is ready to work."""
+    context = BackendContext(
+        role="actor",
+        model=ModelConfig(path=folder, **(model or {})),
+        optimizer=AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {})) if learns else None,
+        max_grad_norm=max_grad_norm,
+        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
+        rank=rank,
+        world_size=world_size,
+        seed=5,
+    )
+    made = FSDPBackend(FSDPConfig(**options), context)
+    made.initialize()
+    return made
+
+
+def batch(rows: int = 12, *, seed: int = 0, prompt: int = PROMPT, response: int = RESPONSE) -> DataProto:
+    """Rows of all lengths, with tokens of an environment and with NaN wherever nothing may look.
+
+    Wider ``prompt`` and ``response`` only add padding.
+    """
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(rows, prompt + response, dtype=torch.long)
+    real, mask = torch.zeros_like(ids), torch.zeros(rows, response, dtype=torch.long)
+    columns = {name: torch.full((rows, response), torch.nan) for name in
+               ("advantages", "old_log_probs", "ref_log_probs")}  # fmt: skip
+    for row in range(rows):
+        before = int(torch.randint(1, PROMPT + 1, (), generator=random))
+        after = int(torch.randint(1, RESPONSE + 1, (), generator=random))
+        span = slice(prompt - before, prompt + after)
+        ids[row, span] = torch.randint(3, VOCAB, (before + after,), generator=random)
+        real[row, span] = 1
+        mask[row, :after] = (torch.rand(after, generator=random) < 0.8).long()
+        advantage = torch.randn((), generator=random)
+        for name, column in columns.items():
+            drawn = torch.randn(after, generator=random)
+            value = advantage if name == "advantages" else drawn * 0.3 - 4
+            column[row, :after] = torch.where(mask[row, :after] == 1, value, torch.nan)
+    mask[0] = 0  # a row without anything to learn
+    return DataProto.from_single_dict(
+        {"input_ids": ids, "attention_mask": real, "responses": ids[:, prompt:].clone(), "response_mask": mask,
+         "uid": [f"p{row // 3}" for row in range(rows)], **columns}
+    )  # fmt: skip
+
+
+def counts(data: DataProto) -> Counts:
+    """Of the whole mini-batch."""
+    return Counts.of(data.batch["response_mask"], group_index(data["uid"].tolist()))
+
+
+def plain_outputs(model: Any, data: DataProto, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropy from padded rows, all logits at once."""
+    real = data.batch["attention_mask"]
+    logits = model(
+        input_ids=data.batch["input_ids"], attention_mask=real, position_ids=(real.cumsum(1) - 1).clamp(min=0),
+        use_cache=False,
+    ).logits.double()  # fmt: skip
+    width = data.batch["responses"].shape[1]
+    log_p = (logits[:, -width - 1 : -1] / temperature).log_softmax(-1)
+    return log_p.gather(2, data.batch["responses"][:, :, None])[..., 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def plain_gradients(folder: Path, data: DataProto, terms: Any = TERMS) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the objective in one padded micro-batch."""
+    model = plain(folder)
+    log_probs, entropy = plain_outputs(model, data)
+    mask = data.batch["response_mask"] == 1
+    inputs = LossInputs(log_probs=torch.where(mask, log_probs, 0).float(), entropy=torch.where(mask, entropy, 0).float())
+    loss = sum(
+        term.weight * resolve("policy_losses", term.name)(inputs, data.batch, counts(data), **term.args).loss
+        for term in terms
+    )
+    loss.backward()
+    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def plain(folder: Path) -> Any:
+    """The model as transformers runs it by itself."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+
+
+class Recorder(torch.optim.SGD):
+    """Keeps the gradients of its last step."""
+
+    def __init__(self, backend: FSDPBackend, lr: float = 0.0) -> None:
+        self.named = dict(backend.model.named_parameters())
+        super().__init__(self.named.values(), lr=lr)
+        self.param_groups[0]["initial_lr"] = lr
+        self.gradients: dict[str, Tensor] = {}
+        backend.optimizer = self
+
+    def step(self, closure: Any = None) -> None:
+        self.gradients = {name: p.grad.clone() for name, p in self.named.items() if p.grad is not None}
+        super().step()
+
+
+def gradients(made: FSDPBackend, data: DataProto, terms: Any = TERMS, temperature: float = 1.0) -> tuple[float, Any]:
+    """Loss and gradients of an update that changes nothing."""
+    recorder = Recorder(made)
+    metrics = made.update(data, terms, counts(data), temperature=temperature, lr_factor=1.0)
+    return metrics["loss"].result(), recorder.gradients
+
+
+def assert_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], limit: float = 1e-6) -> None:
+    """Equal names; differences below ``limit`` of the largest gradient of all."""
+    assert ours.keys() == theirs.keys()
+    scale = max(float(tensor.abs().max()) for tensor in theirs.values())
+    for name, tensor in theirs.items():
+        assert float((ours[name] - tensor).abs().max()) <= limit * scale, name
