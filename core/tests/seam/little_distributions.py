@@ -43,12 +43,13 @@ class Site:
         entry_points: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         name: str = "",
+        package: str = "",
     ) -> str:
         """Install a distribution whose package has ``plugin`` as its module ``plugin``; returns the package's name.
 
         ``{name}`` and ``{package}`` in the texts stand for what is offered and for the package.
         """
-        package = distribution.replace("-", "_")
+        package = package or distribution.replace("-", "_")
         name = name or distribution.rpartition("-")[2]
         texts = {"__init__.py": "", "plugin.py": plugin, "work.py": "class Work: ...", **(files or {})}
         for file, text in texts.items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from my_algo.losses import reinforce
 
 from drivetrain.numerics import Counts, LossInputs
 from drivetrain.seam.registry import get_registry
+from my_algo.losses import reinforce
 
 
 def test_loss_is_the_formula() -> None:

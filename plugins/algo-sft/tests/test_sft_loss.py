@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from drivetrain_algo_sft.loss import nll
 
 from drivetrain.numerics import Counts, LossInputs
 from drivetrain.testing import LossConformance
+from drivetrain_algo_sft.loss import nll
 
 
 class TestNLL(LossConformance):

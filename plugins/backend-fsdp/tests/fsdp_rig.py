@@ -20,7 +20,7 @@ from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
 VOCAB, PROMPT, RESPONSE = 50, 7, 9
 SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "pad_token_id": 0,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.15, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -136,13 +136,15 @@ def plain_gradients(folder: Path, data: DataProto, terms: Any = TERMS) -> tuple[
     model = plain(folder)
     log_probs, entropy = plain_outputs(model, data)
     mask = data.batch["response_mask"] == 1
-    inputs = LossInputs(log_probs=torch.where(mask, log_probs, 0).float(), entropy=torch.where(mask, entropy, 0).float())
+    inputs = LossInputs(
+        log_probs=torch.where(mask, log_probs, 0).float(), entropy=torch.where(mask, entropy, 0).float()
+    )
     loss = sum(
         term.weight * resolve("policy_losses", term.name)(inputs, data.batch, counts(data), **term.args).loss
         for term in terms
     )
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def plain(folder: Path) -> Any:

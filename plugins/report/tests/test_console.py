@@ -4,12 +4,13 @@ import io
 import threading
 
 import pytest
+from rich.console import Console
+
 from drivetrain_report.closing import easiest_prompt, shell_quote
 from drivetrain_report.config import ConsoleConfig
 from drivetrain_report.console import ConsoleTracker
 from drivetrain_report.live import LiveView, apportion, sparkline
 from drivetrain_report.progress import Progress
-from rich.console import Console
 
 
 def play(tracker, info, result, logged, prompt="3 + 4 ="):

@@ -6,10 +6,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from drivetrain_report.config import ReportConfig
-from drivetrain_report.report import ReportTracker, render_report
 
 from drivetrain import UserError
+from drivetrain_report.config import ReportConfig
+from drivetrain_report.report import ReportTracker, render_report
 
 VOID = {"meta", "link", "wbr"}
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from drivetrain_report import plugin
-from drivetrain_report.command import report
-from drivetrain_report.config import ConsoleConfig
 from pydantic import ValidationError
 
 from drivetrain import CommandSpec, PluginConfig, Tracker, TrackerSpec
+from drivetrain_report import plugin
+from drivetrain_report.command import report
+from drivetrain_report.config import ConsoleConfig
 
 
 def resolve(path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from drivetrain_report.numbers import duration, number, seconds
 from drivetrain_report.scale import moving_mean, spread, step_axis, thin, tick_labels, value_axis
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drivetrain_rollout_hf.config import HFRolloutConfig
-from drivetrain_rollout_hf.engine import HFRollout
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from drivetrain import GenerationRequest, ModelConfig, RolloutContext, SamplingParams
+from drivetrain_rollout_hf.config import HFRolloutConfig
+from drivetrain_rollout_hf.engine import HFRollout
 
 PROMPTS, SAMPLES = 32, 8
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivetrain_rollout_hf.config import HFRolloutConfig
-from drivetrain_rollout_hf.engine import HFRollout
 from tiny_hf import save_tokenizer
 from transformers import PreTrainedModel
 
 from drivetrain import ModelConfig, PluginConfig, RolloutContext
 from drivetrain.builtin.cpu import CPU
+from drivetrain_rollout_hf.config import HFRolloutConfig
+from drivetrain_rollout_hf.engine import HFRollout
 
 
 @pytest.fixture

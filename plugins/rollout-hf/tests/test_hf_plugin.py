@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from drivetrain_rollout_hf.config import HFRolloutConfig
-from drivetrain_rollout_hf.plugin import drivetrain_rollouts
 from pydantic import ValidationError
 
 from drivetrain import RolloutEngine, RolloutSpec
+from drivetrain_rollout_hf.config import HFRolloutConfig
+from drivetrain_rollout_hf.plugin import drivetrain_rollouts
 
 
 def test_spec() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from drivetrain_rollout_hf.randomness import stream_keys, uniforms
-from drivetrain_rollout_hf.sampling import invert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_hf import EOS, FAMILIES, one, prompts, request, tiny
 
 from drivetrain import NonFiniteError, SamplingParams
+from drivetrain_rollout_hf.randomness import stream_keys, uniforms
+from drivetrain_rollout_hf.sampling import invert
 
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivetrain_rollout_hf.stopping import StopStrings, end_of_sequence_ids, load_tokenizer
 from tiny_hf import EOS, TEXTS, one, prompts, request, save_tokenizer, tiny
 
 from drivetrain import UserError
+from drivetrain_rollout_hf.stopping import StopStrings, end_of_sequence_ids, load_tokenizer
 
 
 def test_end_of_sequence_ends_and_stays(make_engine: Any) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import transformers
-from drivetrain_rollout_hf.engine import HFRollout
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drivetrain import Completion, GenerationRequest, SamplingParams
+from drivetrain_rollout_hf.engine import HFRollout
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivetrain_tasks.configs import GSM8KRewardConfig
-from drivetrain_tasks.gsm8k import GSM8KReward, last_number
 
 from drivetrain.builtin.configs import JsonlConfig
 from drivetrain.builtin.jsonl import JsonlDataset
+from drivetrain_tasks.configs import GSM8KRewardConfig
+from drivetrain_tasks.gsm8k import GSM8KReward, last_number
 
 
 def reward(**options: Any) -> GSM8KReward:

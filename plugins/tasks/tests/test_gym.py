@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+
+from drivetrain import UserError
 from drivetrain_tasks.configs import ReasoningGymConfig, ReasoningGymRewardConfig
 from drivetrain_tasks.entries import from_json, make_task, to_json
 from drivetrain_tasks.gym_dataset import ReasoningGymDataset
 from drivetrain_tasks.gym_reward import ReasoningGymReward, verify
-from pydantic import ValidationError
-
-from drivetrain import UserError
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 

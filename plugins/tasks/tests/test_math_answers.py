@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+
 from drivetrain_tasks.configs import MathVerifyRewardConfig
 from drivetrain_tasks.math_answers import MathVerifyReward
 

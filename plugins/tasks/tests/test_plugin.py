@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from drivetrain_tasks import plugin
 
 from drivetrain import PluginConfig, PluginSpec
+from drivetrain_tasks import plugin
 
 SPECS = [*plugin.drivetrain_datasets(), *plugin.drivetrain_rewards()]
 

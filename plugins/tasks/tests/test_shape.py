@@ -3,9 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+
 from drivetrain_tasks.configs import FormatRewardConfig, LengthRewardConfig
 from drivetrain_tasks.shape import FormatReward, LengthReward
-from pydantic import ValidationError
 
 
 @pytest.mark.parametrize(

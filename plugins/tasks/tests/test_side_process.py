@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from drivetrain_tasks.side_process import SideProcess, Stuck
 
 SOURCE = """

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow
 import pytest
-from drivetrain_tasks.configs import CsvConfig, HuggingFaceConfig, ParquetConfig
-from drivetrain_tasks.hub import HuggingFaceDataset
-from drivetrain_tasks.tables import CsvDataset, ParquetDataset
 from pyarrow import parquet
 
 from drivetrain import UserError
+from drivetrain_tasks.configs import CsvConfig, HuggingFaceConfig, ParquetConfig
+from drivetrain_tasks.hub import HuggingFaceDataset
+from drivetrain_tasks.tables import CsvDataset, ParquetDataset
 
 
 def csv_file(folder: Path, text: str, **options: Any) -> CsvDataset:

@@ -49,8 +49,10 @@ def _version(distribution: str) -> str | None:
 
 def _hardware(registry: Any) -> list[dict[str, Any]]:
     rows = []
+    from drivetrain.builtin.auto_hardware import AUTO
+
     for name in registry.names("hardware"):
-        if name == "auto":
+        if name == AUTO:
             continue
         row: dict[str, Any] = {"name": name, "devices": "none", "problem": ""}
         try:

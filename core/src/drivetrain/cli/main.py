@@ -181,9 +181,7 @@ def run(arguments: list[str]) -> int:
         code = app(arguments, prog_name="drivetrain", standalone_mode=False)
         return int(code or 0)
     except DrivetrainError as error:
-        if with_traceback:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        _show(error, f"error: {error}", with_traceback)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("stopped", file=sys.stderr)
@@ -192,9 +190,11 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "show"):  # the command line was wrong; the message names the option
             error.show()
             return 2
-        if with_traceback:
-            traceback.print_exc()
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        if not with_traceback:
-            print("  this was not foreseen; --traceback shows where it happened", file=sys.stderr)
+        text = f"error: {type(error).__name__}: {error}\n  this was not foreseen; --traceback shows where it happened"
+        _show(error, text, with_traceback)
         return 1
+
+
+def _show(error: Exception, text: str, with_traceback: bool) -> None:
+    """Print the message, or the traceback, which ends with it."""
+    print("".join(traceback.format_exception(error)) if with_traceback else text, file=sys.stderr)

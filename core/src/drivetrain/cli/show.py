@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
+from drivetrain.config.layers import dump_value
 from drivetrain.config.models import RunConfig
 from drivetrain.config.resolve import load_config
 from drivetrain.config.schema import run_schema
@@ -23,10 +23,6 @@ def show_config(path: Path, overrides: Sequence[str]) -> None:
         print(f"# {note}")
     lines: list[tuple[str, str]] = []
 
-    def origin(key: str) -> str:
-        exact = resolved.origins.get(key)
-        return str(exact) if exact else "default"
-
     def walk(value: Any, key: str, indent: str, lead: str) -> None:
         name = key.rpartition(".")[2]
         if isinstance(value, BaseModel):
@@ -35,15 +31,13 @@ def show_config(path: Path, overrides: Sequence[str]) -> None:
             if lead:
                 lines.append((f"{indent}{lead}", ""))
             for inner, item in value.items():
-                walk(item, f"{key}.{inner}".lstrip("."), indent + ("  " if lead else ""), f"{inner}:")
-        elif isinstance(value, (list, tuple)) and any(isinstance(v, (BaseModel, Mapping)) for v in value):
+                walk(item, f"{key}.{inner}".lstrip("."), indent + ("  " if lead else ""), f"{dump_value(inner)}:")
+        elif isinstance(value, (list, tuple)) and any(isinstance(v, BaseModel) for v in value):
             lines.append((f"{indent}{lead}", ""))
             for index, item in enumerate(value):
                 walk(item, f"{key}.{index}", indent + "  ", "-")
         else:
-            plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-            text = yaml.safe_dump(plain, default_flow_style=True, width=10**6).strip().removesuffix("...").strip()
-            lines.append((f"{indent}{name}: {text}", origin(key)))
+            lines.append((f"{indent}{dump_value(name)}: {dump_value(value)}", resolved.origin(key)))
 
     walk(resolved.run, "", "", "")
     width = max(len(left) for left, right in lines if right)

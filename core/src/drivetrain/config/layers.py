@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -92,6 +92,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_multi_representer(PurePath, lambda dumper, path: dumper.represent_data(str(path)))
 _Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None),
@@ -99,9 +100,9 @@ _Dumper.add_representer(
 
 
 def dump_value(value: Any, **options: Any) -> str:
-    """Write a value as YAML that ``parse_value`` and a config file read back; on one line, unless options say otherwise."""
+    """Write a value as YAML that is read back as it was; on one line, unless options of ``yaml.dump`` say otherwise."""
     options = {"default_flow_style": True, "width": 2**31, "allow_unicode": True, "sort_keys": False, **options}
-    return yaml.dump(value, Dumper=_Dumper, **options).strip().removesuffix("\n...")
+    return str(yaml.dump(value, Dumper=_Dumper, **options)).strip().removesuffix("\n...")
 
 
 def parse_value(text: str) -> Any:
@@ -133,12 +134,14 @@ def yaml_layer(path: Path) -> Layer:
         origin = Origin(1, str(path), node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.value:
             seen: set[str] = set()
-            for name, value in node.value:
+            for name, _ in node.value:
                 part = str(name.value)
                 if part in seen:
                     where = f"{path}:{name.start_mark.line + 1}: {dotted((*key, part))}"
                     raise UserError("a key stands twice in one section", where=where, mend="keep one of them")
                 seen.add(part)
+            loader.flatten_mapping(node)  # `<<: *anchor`; own keys come last and win
+            for part, value in {str(name.value): value for name, value in node.value}.items():
                 walk((*key, part), value)
         elif isinstance(node, yaml.SequenceNode) and node.value:
             layer.lists.add(key)

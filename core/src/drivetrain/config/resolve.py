@@ -219,7 +219,7 @@ class _Resolution:
             return f"{last} is missing", self._choices(marks[0].hook) if marks else about or f"add {dotted(where)}"
         got = "a section" if isinstance(item["input"], dict) else f"{item['input']!r:.60}"
         if kind in ("model_type", "tuple_type"):
-            return f"{last} is {'a list' if kind == 'tuple_type' else 'a section'}, got {got}", about
+            return f"{last} takes {'a list' if kind == 'tuple_type' else 'a section'}, got {got}", about
         message = str(item["msg"]).removeprefix("Value error, ")
         return message[:1].lower() + message[1:] + f", got {got}" * (kind != "value_error"), about
 

@@ -134,17 +134,20 @@ class Roles:
     @property
     def rollout(self) -> RolloutRole:
         """The generation engine."""
-        return self._get("rollout")
+        role: RolloutRole = self._get("rollout")
+        return role
 
     @property
     def ref(self) -> ReferenceRole:
         """The reference policy; an algorithm gets it by naming ``ref`` in its config's ``roles()``."""
-        return self._get("ref")
+        role: ReferenceRole = self._get("ref")
+        return role
 
     @property
     def rewards(self) -> RewardsRole:
         """The rewards of the config."""
-        return self._get("rewards")
+        role: RewardsRole = self._get("rewards")
+        return role
 
     def _get(self, name: str) -> Any:
         role = self._optional[name]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from drivetrain.config import RunConfig
+from drivetrain.config.layers import dump_value
 from drivetrain.errors import UserError
 
 CONFIG_FILE = "config.yaml"
@@ -36,7 +35,7 @@ def prepare(run_dir: Path, *, resuming: bool, overwrite: bool) -> list[str]:
 def write_config(run_dir: Path, run: RunConfig) -> None:
     """Write the resolved config, with absolute paths, so that the run can be continued from anywhere."""
     aside = run_dir / f".{CONFIG_FILE}.part"
-    aside.write_text(yaml.safe_dump(_plain(run.model_dump()), sort_keys=False), encoding="utf-8")
+    aside.write_text(dump_value(_plain(run.model_dump()), default_flow_style=False) + "\n", encoding="utf-8")
     aside.replace(run_dir / CONFIG_FILE)
 
 
@@ -44,7 +43,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value.absolute())
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items() if inner is not None}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     return value

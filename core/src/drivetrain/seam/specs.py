@@ -11,6 +11,9 @@ from typing import ClassVar, Literal
 
 Scope = Literal["token", "sequence", "group", "batch"]
 
+#: the type of spec that each collecting hook takes
+SPEC_TYPES: dict[str, type[PluginSpec]] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSpec:
@@ -39,9 +42,14 @@ class PluginSpec:
     provides: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, *, hook: str = "", noun: str = "") -> None:
+        if hook:  # a class derived from one of these belongs to the same hook
+            cls.hook, cls.noun = hook, noun
+            SPEC_TYPES[hook] = cls
+
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmSpec(PluginSpec):
+class AlgorithmSpec(PluginSpec, hook="algorithms", noun="algorithm"):
     """A training algorithm; the factory is a subclass of ``drivetrain.contracts.Algorithm``.
 
     Attributes:
@@ -49,14 +57,12 @@ class AlgorithmSpec(PluginSpec):
         generates: whether it samples from the policy while it trains.
     """
 
-    hook = "algorithms"
-    noun = "algorithm"
     rewards: bool = True
     generates: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageEstimatorSpec(PluginSpec):
+class AdvantageEstimatorSpec(PluginSpec, hook="advantage_estimators", noun="advantage estimator"):
     """An advantage estimator: a pure function of a batch's columns (see ``drivetrain.contracts.AdvantageEstimator``).
 
     Attributes:
@@ -64,14 +70,12 @@ class AdvantageEstimatorSpec(PluginSpec):
         options: the keyword arguments that it takes; an algorithm's key of that name sets one.
     """
 
-    hook = "advantage_estimators"
-    noun = "advantage estimator"
     scope: Scope
     options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossSpec(PluginSpec):
+class PolicyLossSpec(PluginSpec, hook="policy_losses", noun="policy loss"):
     """A term of a training objective: a pure function (see ``drivetrain.contracts.LossFunction``).
 
     Attributes:
@@ -80,23 +84,18 @@ class PolicyLossSpec(PluginSpec):
         needs: the model outputs that carry gradient in this term.
     """
 
-    hook = "policy_losses"
-    noun = "policy loss"
     scope: Scope
     options: tuple[str, ...] = ()
     needs: tuple[Literal["log_probs", "entropy", "values"], ...] = ("log_probs",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendSpec(PluginSpec):
+class BackendSpec(PluginSpec, hook="backends", noun="backend"):
     """A training engine; the factory is a subclass of ``drivetrain.contracts.TrainingBackend``."""
-
-    hook = "backends"
-    noun = "backend"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFamilySpec(PluginSpec):
+class ModelFamilySpec(PluginSpec, hook="model_families", noun="model family"):
     """Names and layout of a family of models, for a backend that builds models by itself.
 
     Attributes:
@@ -104,132 +103,83 @@ class ModelFamilySpec(PluginSpec):
         backend: name of the backend that the mapping is for.
     """
 
-    hook = "model_families"
-    noun = "model family"
     model_types: tuple[str, ...]
     backend: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSpec(PluginSpec):
+class OptimizerSpec(PluginSpec, hook="optimizers", noun="optimizer"):
     """An optimizer; the factory takes ``(parameters, config)`` and returns a ``torch.optim.Optimizer``."""
 
-    hook = "optimizers"
-    noun = "optimizer"
-
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSpec(PluginSpec):
+class RolloutSpec(PluginSpec, hook="rollouts", noun="rollout"):
     """A generation engine; the factory is a subclass of ``drivetrain.contracts.RolloutEngine``."""
 
-    hook = "rollouts"
-    noun = "rollout"
-
 
 @dataclass(frozen=True, kw_only=True)
-class HybridEngineSpec(PluginSpec):
+class HybridEngineSpec(PluginSpec, hook="hybrid_engines", noun="hybrid engine"):
     """Who holds the devices when; the factory is a subclass of ``drivetrain.contracts.HybridEngine``."""
 
-    hook = "hybrid_engines"
-    noun = "hybrid engine"
-
 
 @dataclass(frozen=True, kw_only=True)
-class WeightTransportSpec(PluginSpec):
+class WeightTransportSpec(PluginSpec, hook="weight_transports", noun="weight transport"):
     """How buckets of weights travel; the factory makes a ``drivetrain.contracts.WeightTransport``."""
 
-    hook = "weight_transports"
-    noun = "weight transport"
-
 
 @dataclass(frozen=True, kw_only=True)
-class DispatchModeSpec(PluginSpec):
+class DispatchModeSpec(PluginSpec, hook="dispatch_modes", noun="dispatch mode"):
     """How a call's arguments are split over ranks and its results collected; a ``DispatchMode``."""
 
-    hook = "dispatch_modes"
-    noun = "dispatch mode"
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorSpec(PluginSpec):
+class ExecutorSpec(PluginSpec, hook="executors", noun="executor"):
     """Where workers live; the factory is a subclass of ``drivetrain.contracts.Executor``."""
 
-    hook = "executors"
-    noun = "executor"
-
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareSpec(PluginSpec):
+class HardwareSpec(PluginSpec, hook="hardware", noun="hardware"):
     """A kind of device; the factory is a subclass of ``drivetrain.contracts.Hardware``.
 
     Attributes:
         fallback: true for what every machine has, chosen by ``hardware.name=auto`` when nothing else is found.
     """
 
-    hook = "hardware"
-    noun = "hardware"
     fallback: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentSpec(PluginSpec):
+class EnvironmentSpec(PluginSpec, hook="environments", noun="environment"):
     """How an episode unfolds: turns, tools, masks; a ``drivetrain.contracts.Environment``."""
 
-    hook = "environments"
-    noun = "environment"
-
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSpec(PluginSpec):
+class RewardSpec(PluginSpec, hook="rewards", noun="reward"):
     """A reward; the factory takes its config and returns a ``drivetrain.contracts.Reward``."""
 
-    hook = "rewards"
-    noun = "reward"
-
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSpec(PluginSpec):
+class DatasetSpec(PluginSpec, hook="datasets", noun="dataset"):
     """A set of prompts; the factory takes its config and returns a ``drivetrain.contracts.Dataset``."""
 
-    hook = "datasets"
-    noun = "dataset"
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrackerSpec(PluginSpec):
+class TrackerSpec(PluginSpec, hook="trackers", noun="tracker"):
     """A receiver of metrics; the factory is a subclass of ``drivetrain.contracts.Tracker``."""
 
-    hook = "trackers"
-    noun = "tracker"
-
 
 @dataclass(frozen=True, kw_only=True)
-class CommandSpec(PluginSpec):
+class CommandSpec(PluginSpec, hook="commands", noun="command"):
     """A command of ``drivetrain``; the factory is a typer callback or a ``typer.Typer``."""
 
-    hook = "commands"
-    noun = "command"
-
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigAliasSpec(PluginSpec):
+class ConfigAliasSpec(PluginSpec, hook="config_aliases", noun="config alias"):
     """Keys of another framework, accepted in place of ours.
 
     Attributes:
         aliases: from a foreign dotted key to ours; a key that ends with ``.*`` maps a whole section.
     """
 
-    hook = "config_aliases"
-    noun = "config alias"
     factory: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-SPEC_TYPES: dict[str, type[PluginSpec]] = {
-    t.hook: t
-    for t in (
-        AlgorithmSpec, AdvantageEstimatorSpec, PolicyLossSpec, BackendSpec, ModelFamilySpec, OptimizerSpec,
-        RolloutSpec, HybridEngineSpec, WeightTransportSpec, DispatchModeSpec, ExecutorSpec, HardwareSpec,
-        EnvironmentSpec, RewardSpec, DatasetSpec, TrackerSpec, CommandSpec, ConfigAliasSpec,
-    )
-}  # fmt: skip

@@ -44,7 +44,7 @@ class AdvantageConformance:
 
     def test_parts_that_the_scope_allows_change_nothing(self) -> None:
         """Estimating the parts apart equals estimating the whole."""
-        scope = get_registry().select("advantage_estimators", self.name).spec.scope
+        scope = get_registry().find("advantage_estimators", self.name).spec.scope
         size = {"token": 1, "sequence": 1, "group": 4, "batch": 8}[scope]
         columns = random_columns()
         parts = [slice(start, start + size) for start in range(0, 8, size)]

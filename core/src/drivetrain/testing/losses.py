@@ -61,14 +61,14 @@ class LossConformance:
         assert loss.isfinite() and gradient.abs().sum() == 0
 
     def _parts(self) -> list[slice]:
-        scope = get_registry().select("policy_losses", self.name).spec.scope
+        scope = get_registry().find("policy_losses", self.name).spec.scope
         size = {"token": 3, "sequence": 3, "group": 4, "batch": 8}[scope]
         return [slice(start, start + size) for start in range(0, 8, size)]
 
     def _evaluate(self, columns: Mapping[str, Tensor], counts: Counts | None = None) -> tuple[Tensor, Tensor]:
         """The loss, and the sum of its gradients with respect to the outputs that it needs."""
         registry = get_registry()
-        needs = registry.select("policy_losses", self.name).spec.needs
+        needs = registry.find("policy_losses", self.name).spec.needs
         outputs = {name: columns[name].clone().requires_grad_() for name in _OUTPUTS}
         if counts is None:
             counts = Counts.of(columns["response_mask"], groups())

@@ -64,7 +64,7 @@ def test_what_pip_installs_is_listed_by_the_program(tmp_path: Path) -> None:
             "offers dict as one of rewards, which take RewardSpec",
         ),
         (
-            "from drivetrain import RewardSpec, hookimpl\n@hookimpl\ndef drivetrain_rewards(): return RewardSpec(nam=1)",
+            "from drivetrain import RewardSpec, hookimpl\n@hookimpl\ndef drivetrain_rewards(): RewardSpec(nam=1)",
             "cannot be asked for rewards: TypeError: RewardSpec.__init__() got an unexpected keyword argument 'nam'",
         ),
         (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pydantic
 import pytest
-from conftest import RUN, Load
+from little_engines import RUN, Load
 
-from drivetrain.config.layers import command_line_layer, nested, parse_value
+from drivetrain.config.layers import command_line_layer, dump_value, nested, parse_value
 from drivetrain.config.resolve import load_config
 from drivetrain.seam.registry import Registry
 
@@ -82,7 +82,8 @@ def test_null_takes_a_section_away(load: Load) -> None:
     ("text", "value"),
     [
         ("3e-4", 3e-4), ("1E5", 1e5), (".5", 0.5), ("10", 10), ("true", True), ("null", None), ("", None),
-        ("[1, a]", [1, "a"]), ("{a: 1}", {"a": 1}), ("'10'", "10"), ("a b", "a b"), ("acme-dapo:dapo", "acme-dapo:dapo"),
+        ("[1, a]", [1, "a"]), ("{a: 1}", {"a": 1}), ("'10'", "10"), ("a b", "a b"),
+        ("acme-dapo:dapo", "acme-dapo:dapo"),
         ("1.2.3", "1.2.3"), ("e5", "e5"),
     ],
 )  # fmt: skip
@@ -97,7 +98,7 @@ def test_words_of_the_command_line() -> None:
 
 def test_aliases(load: Load) -> None:
     text = RUN.replace("    lr: 3e-4\n", "").replace("rollout: {name: say, ", "their:\n  sampling: {name: say, ")
-    text = text.replace("rewards:", "  judges:") .replace("data:\n", "  optim: {lr: 0.5}\ndata:\n")
+    text = text.replace("rewards:", "  judges:").replace("data:\n", "  optim: {lr: 0.5}\ndata:\n")
     resolved = load("their.sampling.temperature=0.7", text=text.replace("  judges:", "rewards:"))
     assert resolved.run.actor.optimizer.lr == 0.5
     assert resolved.run.rollout is not None and resolved.run.rollout.temperature == 0.7
@@ -111,3 +112,14 @@ def test_the_result_is_frozen(load: Load) -> None:
     for section, key in ((run, "trainer"), (run.trainer, "steps"), (run.algorithm, "group_size")):
         with pytest.raises(pydantic.ValidationError, match="frozen"):
             setattr(section, key, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["3e-4", "1e3", "10", "", " a", "a: b", "#", "...", "null", "no", "line\n  two\n\n", "é", 3e-4, 1e22, -0.5, 7, True,
+     None, [], {}, ["a", {"b": ["c", None]}], {"on": "x\ny"}],
+)  # fmt: skip
+def test_what_is_written_is_read_back(value: object) -> None:
+    text = dump_value(value)
+    assert parse_value(text) == value and "\n" not in text
+    assert parse_value(dump_value({"key": [value]}, default_flow_style=False)) == {"key": [value]}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RUN, Load
+from little_engines import RUN, Load, Program, Refused
 
 from drivetrain.config.resolve import load_config
 from drivetrain.errors import ConfigError, UserError
 from drivetrain.seam.registry import Registry
 
-Refused = Callable[..., list[str]]
+TRAINER_KEYS = "steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, eval"
 
 
 def without(section: str) -> str:
@@ -31,7 +30,7 @@ def without(section: str) -> str:
     ("override", "lines"),
     [
         ("trainer.stepz=1", ["unknown key 'stepz' (command line: trainer.stepz)", "  did you mean steps?",
-                             "  known keys: steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, eval"]),
+                             f"  known keys: {TRAINER_KEYS}"]),
         ("train.steps=1", ["unknown key 'train' (command line: train)", "  did you mean trainer?"]),
         ("algorithm.gamma=1", ["unknown key 'gamma' (command line: algorithm.gamma)",
                                "  known keys: name, group_size, kl_coef, epochs, extras"]),
@@ -48,14 +47,17 @@ def without(section: str) -> str:
         ("model.dtype=float8", ["input should be 'float32', 'bfloat16' or 'float16', got 'float8' "
                                 "(command line: model.dtype)", "  dtype: Type that weights are held in."]),
         ("data.template=plain", ["template lacks {prompt} (command line: data)"]),
-        ("rollout.min_response_tokens=9", ["min_response_tokens 9 exceeds max_response_tokens 5 (command line: rollout)"]),
+        ("rollout.min_response_tokens=9", [
+            "min_response_tokens 9 exceeds max_response_tokens 5 (command line: rollout)"]),
         ("algorithm=critic", ["'critic' is no section (command line: algorithm)", "  write algorithm.name=critic"]),
-        ("rewards=words", ["rewards is a list, got 'words' (command line: rewards)"]),
-        ("rewards={name: words}", ["rewards is a list, got a section (command line: rewards)"]),
-        ("data=5", ["data is a section, got 5 (command line: data)"]),
-        ("rewards.3.weight=1", ["rewards has no element 2, so it cannot have an element 3 (command line: rewards.3.weight)",
-                                "  elements count from 0"]),
-        ("rewards.1.words.0={a: 1}", ["input should be a valid string, got a section (command line: rewards.1.words.0)"]),
+        ("rewards=words", ["rewards takes a list, got 'words' (command line: rewards)"]),
+        ("rewards={name: words}", ["rewards takes a list, got a section (command line: rewards)"]),
+        ("data=5", ["data takes a section, got 5 (command line: data)"]),
+        ("rewards.3.weight=1", [
+            "rewards has no element 2, so it cannot have an element 3 (command line: rewards.3.weight)",
+            "  elements count from 0"]),
+        ("rewards.1.words.0={a: 1}", [
+            "input should be a valid string, got a section (command line: rewards.1.words.0)"]),
         ("algorithm.name=", ["algorithm has no name (command line: algorithm.name)",
                              "  name one of: critic, group, heavy, imitate, unsound"]),
         ("actor.mini_batch_prompts=6", [
@@ -88,9 +90,10 @@ def without(section: str) -> str:
                               "  what to do   quote it"]),
         ("algorithm.name=unsound", ["the config model of algorithm 'unsound' does not derive from "
                                     "drivetrain.AlgorithmConfig (command line: algorithm.name)", "  tell its author"]),
-        ("algorithm.name=heavy", ["algorithm 'heavy' of acme-engines 1.0 does not import: ModuleNotFoundError: No module "
-                                  "named 'acme_engines.gone' (command line: algorithm.name)",
-                                  "  mend or reinstall acme-engines; --traceback shows where"]),
+        ("algorithm.name=heavy", [
+            "algorithm 'heavy' of acme-engines 1.0 does not import: ModuleNotFoundError: No module named "
+            "'acme_engines.gone' (command line: algorithm.name)",
+            "  mend or reinstall acme-engines; --traceback shows where"]),
     ],
 )  # fmt: skip
 def test_one_mistake_on_the_command_line(refused: Refused, override: str, lines: list[str]) -> None:
@@ -120,7 +123,7 @@ def test_one_mistake_on_the_command_line(refused: Refused, override: str, lines:
         (RUN.replace("steps: 10", "steps: 10\n  steps: 10"),
          ["a key stands twice in one section (run.yaml:22: trainer.steps)", "  what to do   keep one of them"]),
         (RUN.replace("group_size: 4", "group_size: [4"), [
-            "not valid YAML: expected ',' or ']', but got ':' (run.yaml:6)", "  what to do   mend it"]),
+            "not valid YAML: expected ',' or ']', but got ':' (run.yaml:6)", "  what to do   mend the file"]),
         (RUN.replace("group_size: 4", "epochs: !!python/name:os.system"), [
             "not valid YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system' "
             "(run.yaml:5)"]),
@@ -154,10 +157,11 @@ def test_files_that_cannot_be_read(registry: Registry, tmp_path: Path) -> None:
     ("variable", "value", "lines"),
     [
         ("DRIVETRAIN_STEPS", "3", ["unknown key 'steps' (environment DRIVETRAIN_STEPS: steps)"]),
-        ("DRIVETRAIN_TRAINER__STEPZ", "3", ["unknown key 'stepz' (environment DRIVETRAIN_TRAINER__STEPZ: trainer.stepz)",
-                                            "  did you mean steps?"]),
-        ("DRIVETRAIN_TRAINER__STEPS", "ten", ["input should be a valid integer, unable to parse string as an integer, got "
-                                              "'ten' (environment DRIVETRAIN_TRAINER__STEPS: trainer.steps)"]),
+        ("DRIVETRAIN_TRAINER__STEPZ", "3", [
+            "unknown key 'stepz' (environment DRIVETRAIN_TRAINER__STEPZ: trainer.stepz)", "  did you mean steps?"]),
+        ("DRIVETRAIN_TRAINER__STEPS", "ten", [
+            "input should be a valid integer, unable to parse string as an integer, got 'ten' "
+            "(environment DRIVETRAIN_TRAINER__STEPS: trainer.steps)"]),
         ("DRIVETRAIN_REWARDS", "[", ["the value '[' is not valid YAML (environment DRIVETRAIN_REWARDS)"]),
     ],
 )  # fmt: skip
@@ -177,13 +181,14 @@ def test_all_mistakes_are_told_at_once(refused: Refused, monkeypatch: pytest.Mon
         "    group_size: Samples of a prompt.",
         "  unknown key 'gamma' (run.yaml: algorithm.gamma)",
         "    known keys: name, group_size, kl_coef, epochs, extras",
-        "  input should be a valid number, unable to parse string as a number, got 'fast' (run.yaml: actor.optimizer.lr)",
+        "  input should be a valid number, unable to parse string as a number, got 'fast' "
+        "(run.yaml: actor.optimizer.lr)",
         "    lr: Learning rate, before the schedule.",
-        "  unknown key 'stepz' (command line: trainer.stepz)",
-        "    did you mean steps?",
-        "    known keys: steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, eval",
         "  input should be greater than or equal to 0, got -1 (environment DRIVETRAIN_TRAINER__SEED: trainer.seed)",
         "    seed: Every random number of the run derives from it.",
+        "  unknown key 'stepz' (command line: trainer.stepz)",
+        "    did you mean steps?",
+        f"    known keys: {TRAINER_KEYS}",
     ]
 
 
@@ -229,9 +234,7 @@ def test_a_group_of_one_is_refused_by_the_algorithm_that_compares_within_groups(
         sections.GRPOConfig(name="grpo", group_size=1)
 
 
-def test_the_program_answers_the_users_mistakes_with_two(
-    program: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_answers_the_users_mistakes_with_two(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["config", "run.yaml", "trainer.steps=ten"], ["config", "gone.yaml"], ["train", "run.yaml", "x"]):
         assert program(*words) == 2
         told = capsys.readouterr()

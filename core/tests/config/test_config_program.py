@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import RUN, Load
+from little_engines import RUN, Load, Program
 
 from drivetrain.config.models import RunConfig
 from drivetrain.config.resolve import load_config
 from drivetrain.config.schema import run_schema
 from drivetrain.seam.registry import Registry
-
-Program = Callable[..., int]
 
 
 def printed(program: Program, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -34,6 +31,9 @@ def test_config_prints_where_each_value_came_from(
     assert origins["seed: 5"] == "environment DRIVETRAIN_TRAINER__SEED"
     assert origins["group_size: 4"] == "run.yaml:5"
     assert origins["log_every: 1"] == "default"
+    assert origins["words: [yes it is, 'no']"] == "run.yaml:19"
+    derived = text[text.index("\nref:") :].splitlines()[3]
+    assert (derived.split()[0], derived.split("# ")[1]) == ("name:", "derived from actor")
     assert text.startswith("# role ref derives from actor\n")
 
 
@@ -45,7 +45,7 @@ def test_config_prints_where_each_value_came_from(
         ["algorithm.name=imitate", "rollout=null", "rewards=[]"],
         ["algorithm.kl_coef=1e-7", "algorithm.extras={a: {b: [1, {c: null}]}, 'on': yes, d: {}, e: []}"],
         ["rollout.stop=['#', 'a: b', ' ', '...', 'null']", "data.template='Q: {prompt} # A:'", "model.path='a b#c'"],
-        ['data.template="line one\\n  {prompt}\\n\\nA: "', "trainer.run_dir=1e3"],
+        ['data.template="line one\\n  {prompt}\\n\\nA: "', "trainer.run_dir='1e3'"],
     ],
 )
 def test_what_config_prints_loads_again(
@@ -77,7 +77,8 @@ def test_the_schema_is_one(schema: dict[str, Any]) -> None:
     "text",
     [
         RUN.replace("3e-4", "0.0003"),
-        RUN.replace("3e-4", "0.1") + "rollout: null\ncritic: null\nref: {backend: {name: mini, sharding: {ranks: 2}}}\n",
+        RUN.replace("3e-4", "0.1")
+        + "rollout: null\ncritic: null\nref: {backend: {name: mini, sharding: {ranks: 2}}}\n",
         RUN.replace("3e-4", "0.1") + "trackers: [{name: lines}]\nexecutor: {name: local}\nhardware: {name: cpu}\n",
     ],
 )

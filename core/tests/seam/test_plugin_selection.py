@@ -18,7 +18,7 @@ def message(site: Site, name: str, hook: str = "algorithms") -> str:
 
 def test_an_unknown_name_is_answered_with_all_that_is_known(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIRST_PARTY, "algorithms", {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo"})
-    site.add("drivetrain-algo-ppo", version="0.1.0")
+    site.add("drivetrain-algo-ppo", version="0.1.0", package="little_ppo")
     site.add("acme-dapo", version="0.3", requires=["drivetrain-core<0.1"])
     assert message(site, "gpro").splitlines() == [
         "unknown algorithm 'gpro'",
@@ -31,7 +31,7 @@ def test_an_unknown_name_is_answered_with_all_that_is_known(site: Site, monkeypa
 
 def test_what_is_installed_but_broken_is_not_called_uninstalled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIRST_PARTY, "algorithms", {"grpo": "drivetrain-algo-grpo"})
-    site.add("drivetrain-algo-grpo", "import missing_engine")
+    site.add("drivetrain-algo-grpo", "import missing_engine", package="little_grpo")
     assert message(site, "grpo").splitlines() == [
         "unknown algorithm 'grpo'",
         "  not loadable   grpo (drivetrain-algo-grpo 1.0 does not import: "

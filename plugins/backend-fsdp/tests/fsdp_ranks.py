@@ -1,0 +1,65 @@
+"""What two processes do in test_fsdp_ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsdp_rig as rig
+import torch
+import torch.distributed as dist
+
+from drivetrain import NonFiniteError, RunError
+
+
+def update(made, rows: slice, lr_factor: float = 1.0, data=None) -> dict[str, float]:
+    """Each rank takes its rows; counts are those of all."""
+    whole = rig.batch() if data is None else data
+    metrics = made.update(whole[rows], rig.TERMS, rig.counts(whole), temperature=0.8, lr_factor=lr_factor)
+    return {name: metrics[name].result() for name in ("loss", "grad_norm", "lr")}
+
+
+def whole_weights(made) -> dict[str, torch.Tensor]:
+    with made.weights(bucket_bytes=3000) as stream:
+        return {e.name: e.tensor.clone() for bucket in stream for e in bucket.entries if not e.alias}
+
+
+def work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
+    """Run on each of two ranks; rank 0 writes what it saw to ``folder/seen.pt``."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    made = rig.backend(model, rank=rank, world_size=2, max_grad_norm=0.5, micro_batch_tokens=30,
+                       gradient_checkpointing=True)  # fmt: skip
+    uneven = slice(0, 9) if rank == 0 else slice(9, 12)
+    seen: dict[str, object] = {}
+    forward = made.forward(rig.batch()[uneven], ["log_probs", "entropy"], temperature=0.8)
+    seen["forward"] = forward
+    seen["updates"] = [
+        update(made, uneven),
+        update(made, slice(0, 12) if rank == 0 else slice(12, 12), 0.5),  # one rank without any row
+        update(made, slice(0, 1) if rank == 0 else slice(1, 12)),  # one rank with nothing to learn
+    ]
+    seen["weights"] = whole_weights(made)
+    try:
+        made.live_module()
+    except RunError as error:
+        seen["live"] = str(error)
+    (folder / "state").mkdir(exist_ok=True)
+    made.save(folder / "state")
+    made.export(folder / "export")
+    broken = rig.batch()
+    if rank == 1:
+        broken = broken.with_columns(advantages=torch.full_like(broken.batch["advantages"], torch.inf))
+    try:
+        update(made, uneven, data=broken)
+    except NonFiniteError:
+        seen["refused"] = True
+    unchanged = whole_weights(made)
+    seen["unchanged"] = all(unchanged[name].equal(tensor) for name, tensor in seen["weights"].items())
+    seen["next"] = update(made, uneven)
+    made.load(folder / "state")
+    seen["again"] = update(made, uneven)
+    made.load(checkpoint)  # written by one process
+    seen["from_one"] = update(made, uneven)
+    torch.save(seen, folder / f"seen-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
