@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,7 @@ class DrivetrainError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", mend: str = "", details: Sequence[tuple[str, str]] = ()) -> None:
-        """Compose the message.
-
-        Args:
-            what: what is wrong, lower case, without a full stop.
-            where: file and key, or the part of the system.
-            mend: what to do.
-            details: labelled lines below the message.
-        """
+        """Compose a message of what is wrong, where (file and key, or a part of the system), and what to do."""
         self.what, self.where, self.mend, self.details = what, where, mend, tuple(details)
         super().__init__(self.message())
 
@@ -38,15 +32,7 @@ class DrivetrainError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.mend, self.details))
-
-
-def _rebuild(
-    kind: type[DrivetrainError], what: str, where: str, mend: str, details: tuple[tuple[str, str], ...]
-) -> DrivetrainError:
-    error = kind.__new__(kind)
-    DrivetrainError.__init__(error, what, where=where, mend=mend, details=details)
-    return error
+        return (copyreg.__newobj__, (type(self), *self.args), vars(self))  # type: ignore[attr-defined]
 
 
 class UserError(DrivetrainError):
@@ -73,9 +59,6 @@ class ConfigError(UserError):
             lines.append(f"{problem.what} ({f'{origin}: ' if origin else ''}{problem.key})")
             lines += [f"  {line}" for line in problem.mend.splitlines()]
         return "\n".join(lines) if len(self.problems) == 1 else "\n  ".join([self.what, *lines])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (ConfigError, (self.problems,))
 
 
 class PluginError(UserError):

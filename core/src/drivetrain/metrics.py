@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 if TYPE_CHECKING:
@@ -19,43 +19,30 @@ __all__ = ["Max", "Mean", "Metric", "Min", "Sum", "merge_metrics", "to_floats"]
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """What `Sum`, `Mean`, `Max` and `Min` share."""
+    """What `Sum`, `Mean`, `Max` and `Min` share; their fields merge by `_join`."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # a metric must not keep an autograd graph alive
-            detach = getattr(getattr(self, field.name), "detach", None)
-            if detach is not None:
-                object.__setattr__(self, field.name, detach())
+        for name, value in vars(self).items():  # a metric must not keep an autograd graph alive
+            if hasattr(value, "detach"):
+                object.__setattr__(self, name, value.detach())
+
+    @staticmethod
+    def _join(a: Any, b: Any) -> Any:
+        return a + b
 
     def merge(self, other: Metric) -> Self:
         """The metric of both parts together; TypeError if `other` is of another type."""
         if type(other) is not type(self):
             raise TypeError(f"cannot merge {type(self).__name__} with {type(other).__name__}")
-        return self._merge(other)
+        return type(self)(*map(self._join, vars(self).values(), vars(other).values()))
 
     def settle(self) -> Self:
         """The same metric with Python floats, ready to be sent to another process; waits for the device."""
-        return replace(self, **{field.name: float(getattr(self, field.name)) for field in fields(self)})
+        return type(self)(*map(float, vars(self).values()))
 
     @abstractmethod
     def result(self) -> float:
         """The metric as a Python float; waits for the device."""
-
-    @abstractmethod
-    def _merge(self, other: Self) -> Self: ...
-
-
-@dataclass(frozen=True)
-class Sum(Metric):
-    """A total. A loss that is already divided by global counts is a Sum over its micro-batches."""
-
-    value: SupportsFloat
-
-    def result(self) -> float:
-        return float(self.value)
-
-    def _merge(self, other: Self) -> Self:
-        return replace(self, value=_add(self.value, other.value))
 
 
 @dataclass(frozen=True)
@@ -69,34 +56,36 @@ class Mean(Metric):
         count = float(self.count)
         return float(self.total) / count if count else 0.0
 
-    def _merge(self, other: Self) -> Self:
-        return replace(self, total=_add(self.total, other.total), count=_add(self.count, other.count))
-
 
 @dataclass(frozen=True)
-class Max(Metric):
+class _Single(Metric):
+    value: SupportsFloat
+
+    def result(self) -> float:
+        return float(self.value)
+
+
+class Sum(_Single):
+    """A total. A loss that is already divided by global counts is a Sum over its micro-batches."""
+
+
+class Max(_Single):
     """The largest value seen; NaN wins, so that it is noticed."""
 
-    value: SupportsFloat
+    @staticmethod
+    def _join(a: Any, b: Any) -> Any:
+        a, b = (a, b) if hasattr(a, "clamp") else (b, a)
+        if hasattr(a, "clamp"):  # a tensor: compare on its device, without waiting for it
+            return a.clamp(min=b)
+        return a if a != a or a > b else b
 
-    def result(self) -> float:
-        return float(self.value)
 
-    def _merge(self, other: Self) -> Self:
-        return replace(self, value=_extreme(self.value, other.value, largest=True))
-
-
-@dataclass(frozen=True)
-class Min(Metric):
+class Min(_Single):
     """The smallest value seen; NaN wins, so that it is noticed."""
 
-    value: SupportsFloat
-
-    def result(self) -> float:
-        return float(self.value)
-
-    def _merge(self, other: Self) -> Self:
-        return replace(self, value=_extreme(self.value, other.value, largest=False))
+    @staticmethod
+    def _join(a: Any, b: Any) -> Any:
+        return -Max._join(-a, -b)
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
@@ -114,18 +103,3 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 def to_floats(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """`result()` of each metric by name."""
     return {name: metric.result() for name, metric in metrics.items()}
-
-
-def _add(a: Any, b: Any) -> SupportsFloat:
-    total: SupportsFloat = a + b
-    return total
-
-
-def _extreme(a: Any, b: Any, *, largest: bool) -> SupportsFloat:
-    if not hasattr(a, "clamp"):
-        a, b = b, a
-    if hasattr(a, "clamp"):  # a tensor: compare on its device, without waiting for it
-        bounded: SupportsFloat = a.clamp(min=b) if largest else a.clamp(max=b)
-        return bounded
-    chosen: SupportsFloat = a if a != a or (a > b if largest else a < b) else b
-    return chosen

@@ -94,9 +94,12 @@ class WeightStream:
         self._lease = lease
 
     def __iter__(self) -> Iterator[Bucket]:
-        for bucket in self._buckets:
-            if not self._lease.open:
-                raise ExpiredWeightsError(bucket.entries[0].name)
+        while True:
+            if not self._lease.open:  # before the next bucket is drawn, which may gather shards from other ranks
+                raise ExpiredWeightsError("*")
+            bucket = next(self._buckets, None)
+            if bucket is None:
+                return
             yield bucket
 
 

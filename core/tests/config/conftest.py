@@ -19,14 +19,15 @@ from drivetrain.seam import registry as registry_module
 from drivetrain.seam.registry import Registry
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     site = Site(tmp_path_factory.mktemp("site"))
     site.add("acme-engines", PLUGIN, files={"sections.py": SECTIONS})
     site.add("acme-broken", "import missing_engine")
     sys.path.insert(0, str(site.folder))
     yield site.registry()
-    sys.path.remove(str(site.folder))
+    sys.path.remove(str(site.folder))  # or other tests' registries would find this site
+    site.forget()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def batches(draw, handles=True, min_rows=0):
         values = torch.randint(0, 100, (rows, *shape), generator=torch.Generator().manual_seed(seed)).to(dtype)
         if dtype.is_floating_point:
             values[values > 80] = float("nan")
-        columns[f"t{number}"] = LocalHandle.put(values) if handles and draw(st.booleans()) else values
+        columns[f"t{number}"] = LocalHandle(values) if handles and draw(st.booleans()) else values
     columns["numeric"] = np.arange(rows * 2).reshape(rows, 2) / 3
     columns["object"] = draw(st.lists(json_values, min_size=rows, max_size=rows))
     return DataProto.from_single_dict(columns, draw(st.dictionaries(st.text(max_size=3), json_values, max_size=3)))

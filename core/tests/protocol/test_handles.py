@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain.protocol import ColumnHandle, DataProto, LocalHandle, RowView, check_columns
+from drivetrain.protocol import ColumnHandle, DataProto, LocalHandle, check_columns
 
 
 class Counted(ColumnHandle):
@@ -49,7 +49,7 @@ def test_every_method_that_moves_columns_reads_none(batch, x, y):
     assert moved.equal(moved.select()) and repr(moved) and len(moved) == 100
     check_columns(moved, ["x"])
     assert (x.reads, y.reads) == (0, 0)
-    assert isinstance(moved.batch.stored("x"), ColumnHandle)
+    assert isinstance(moved.stored["x"], ColumnHandle)
 
 
 def test_touching_a_column_reads_it_alone_and_once(batch, x, y):
@@ -68,12 +68,12 @@ def test_setting_a_column_replaces_the_handle(batch, x):
     batch.batch["here"] = x
     assert batch["here"] is x.tensor and list(batch.batch).count("here") == 1
     with pytest.raises(ValueError, match="'odd' has 4 rows"):
-        batch.batch["odd"] = x.select_rows(slice(4))
+        batch.batch["odd"] = batch[:4].stored["x"]
 
 
 def test_union_goes_by_identity(batch, x):
     again = Counted("x", torch.full((8, 3), -1.0))
-    assert batch.union(DataProto({"x": again})).batch.stored("x") is x
+    assert batch.union(DataProto({"x": again})).stored["x"] is x
     with pytest.raises(ValueError, match=r"column 'x' differs .* refer to x and other"):
         batch.union(DataProto({"x": Counted("other", x.tensor)}))
     assert x.reads == 0 and again.reads == 0
@@ -84,22 +84,21 @@ def test_union_goes_by_identity(batch, x):
 
 
 def test_identity_follows_the_rows(x):
-    order = np.random.default_rng(0).permutation(8)
-    shuffled = x.select_rows(order)
-    assert shuffled.identity != x.identity
-    assert shuffled.select_rows(np.argsort(order)) is x
-    assert x.select_rows(slice(0, 4)).identity == x.select_rows([0, 1, 2, 3]).identity
-    assert x.select_rows(torch.tensor([True] * 8)) is x
     proto = DataProto({"x": x})
-    assert DataProto.concat(proto.chunk(4)).batch.stored("x") is x
-    assert DataProto.concat(proto.repeat(3).split(5)).equal(proto.repeat(3)) and x.reads == 0
+    order = np.random.default_rng(0).permutation(8)
+    assert proto.reorder(order).union(proto.reorder(order)).equal(proto.reorder(order))
+    assert proto[:4].union(proto[[0, 1, 2, 3]]).equal(proto[torch.arange(8) < 4])
+    with pytest.raises(ValueError, match="they refer to"):
+        proto.union(proto.reorder(order))
+    whole = [proto[:], proto.reorder(range(8)), *proto.chunk(1), proto.repeat(1), DataProto.concat([proto])]
+    assert all(other.stored["x"] is x for other in whole) and x.reads == 0
 
 
 def test_concat_of_other_sources_and_with_tensors(x):
     z = Counted("z", torch.zeros(2, 3))
     joined = DataProto.concat([DataProto({"x": x}), DataProto({"x": z})])
-    handle = joined.batch.stored("x")
-    assert isinstance(handle, RowView) and handle.shape == (10, 3) and (x.reads, z.reads) == (0, 0)
+    handle = joined.stored["x"]
+    assert isinstance(handle, ColumnHandle) and handle.shape == (10, 3) and (x.reads, z.reads) == (0, 0)
     assert torch.equal(joined[[0, 9]]["x"], torch.stack([x.tensor[0], z.tensor[1]]))
     with_tensor = DataProto.concat([DataProto({"x": z}), DataProto({"x": torch.ones(1, 3)})])
     assert with_tensor["x"].sum() == 3
@@ -110,12 +109,12 @@ def test_concat_of_other_sources_and_with_tensors(x):
 def test_a_chunk_of_joined_columns_reads_only_its_part():
     sources = [Counted(f"part{number}", torch.arange(4) + 10 * number) for number in range(3)]
     whole = DataProto.concat([DataProto({"x": source}) for source in sources])
-    assert whole.chunk(3)[1].batch.stored("x") is sources[1]
     assert whole[[5, 4, 6]]["x"].tolist() == [11, 10, 12] and [s.reads for s in sources] == [0, 1, 0]
     order = np.random.default_rng(1).permutation(12)
     mixed = DataProto.concat(whole.reorder(order).split(5))
     assert mixed["x"].tolist() == torch.cat([s.tensor for s in sources])[order].tolist()
-    assert mixed.reorder(np.argsort(order)).equal(whole) and [s.reads for s in sources] == [1, 1, 1]
+    assert mixed.reorder(np.argsort(order))["x"].tolist() == whole["x"].tolist()
+    assert [s.reads for s in sources] == [1, 1, 1]
     assert whole[:0]["x"].shape == (0,) and whole[:0]["x"].dtype == torch.int64
 
 
@@ -140,23 +139,36 @@ def test_a_handle_must_hold_what_it_announces():
         Wrong("w", torch.zeros(2)).fetch()
 
 
-def test_local_handle_and_pickling(x):
+class Elsewhere(ColumnHandle):
+    """Zeros that are made when they are read."""
+
+    def read(self):
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+
+def test_a_handle_travels_without_what_it_has_read():
+    handle = Elsewhere("far", (1000, 1000), torch.float32)
+    proto = DataProto.from_single_dict({"x": handle, "z": ["a"] * 1000})
+    assert proto["x"].sum() == 0 and len(pickle.dumps(proto)) < 20_000
+    copy = pickle.loads(pickle.dumps(proto))
+    copy.batch["w"] = torch.zeros(1000)
+    assert copy.select(["x"], ["z"]).equal(proto) and torch.equal(copy["x"], proto["x"])
+    with pytest.raises(ValueError, match="'odd' has 4 rows"):
+        copy.batch["odd"] = torch.zeros(4)
+
+
+def test_a_local_handle_takes_its_tensor_along():
     tensor = torch.randn(4, 2)
-    handle = LocalHandle.put(tensor)
-    assert handle.fetch() is tensor and handle.rows == 4
+    handle = LocalHandle(tensor)
     copy = pickle.loads(pickle.dumps(handle))
-    assert copy.identity == handle.identity and copy._fetched is None and copy.fetch() is tensor
-    proto = pickle.loads(pickle.dumps(DataProto.from_single_dict({"x": handle, "y": tensor, "z": list("abcd")})))
-    proto.batch["w"] = torch.zeros(4)
-    assert torch.equal(proto["x"], tensor) and proto.keys() == ["y", "w", "x", "z"]
-    handle.release()
-    assert handle.fetch() is tensor
-    with pytest.raises(KeyError, match="released or is in another process"):
-        pickle.loads(pickle.dumps(handle)).fetch()
+    assert handle.fetch() is tensor and copy.identity == handle.identity and torch.equal(copy.fetch(), tensor)
+    assert DataProto({"x": copy}).union(DataProto({"x": handle})).keys() == ["x"]
+    with pytest.raises(ValueError, match="they refer to"):
+        DataProto({"x": LocalHandle(tensor)}).union(DataProto({"x": handle}))
 
 
 def test_padding_masks_a_column_by_reference(x):
     mask = Counted("mask", torch.ones(3, 2))
-    padded, added = DataProto({"response_mask": mask, "x": x.select_rows([0, 1, 2])}).pad_to_multiple(2)
+    padded, added = DataProto({"response_mask": mask, **DataProto({"x": x})[:3].stored}).pad_to_multiple(2)
     assert padded["response_mask"].tolist() == [[1, 1]] * 3 + [[0, 0]] and x.reads == 0
     assert mask.fetch().sum() == 6 and torch.equal(padded.unpad(added)["x"], x.tensor[:3])

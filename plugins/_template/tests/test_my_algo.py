@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from drivetrain import resolve
 from drivetrain.numerics import Counts, LossInputs
-from drivetrain.seam.registry import get_registry
+from drivetrain.testing import LossConformance
 from my_algo.losses import reinforce
+
+
+class TestLoss(LossConformance):
+    """What every loss has to satisfy: masks, padding, micro-batches."""
+
+    name = "my-algo"
 
 
 def test_loss_is_the_formula() -> None:
@@ -21,4 +28,4 @@ def test_loss_is_the_formula() -> None:
 
 
 def test_it_can_be_selected() -> None:
-    assert get_registry().load("algorithms", "my-algo").__name__ == "MyAlgo"
+    assert resolve("algorithms", "my-algo").__name__ == "MyAlgo"

@@ -56,6 +56,14 @@ def test_unknown_treatment_of_logits_is_refused(qwen2: Path, monkeypatch: pytest
         rig.backend(qwen2, learns=False)
 
 
+def test_layers_that_look_across_sequences_are_refused(tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="other logits than by itself"):
+        rig.backend(tmp_path, learns=False)
+
+
 def test_padding_columns_and_order_do_not_matter(qwen2: Path) -> None:
     made = rig.backend(qwen2, learns=False)
     narrow = made.forward(rig.batch(), ["log_probs"], temperature=1.0)["log_probs"]

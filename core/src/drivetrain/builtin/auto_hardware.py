@@ -28,5 +28,7 @@ def detected_name() -> str:
 
 def detect(config: PluginConfig) -> Hardware:
     """Build the hardware that is there."""
-    hardware: Hardware = get_registry().load("hardware", detected_name())(config)
+    registry, name = get_registry(), detected_name()
+    model = registry.config_model("hardware", name) or PluginConfig
+    hardware: Hardware = registry.load("hardware", name)(model(name=name))
     return hardware

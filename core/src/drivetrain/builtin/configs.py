@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from drivetrain.config.base import DatasetConfig, RewardConfig
 
@@ -39,3 +39,10 @@ class FunctionRewardConfig(RewardConfig):
 
     path: str = Field(description="package.module:function, or ./file.py:function from where drivetrain is started.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        """A file's path is made absolute, so that a run can be continued from another folder."""
+        file, colon, function = path.rpartition(":")
+        return f"{Path(file).absolute()}{colon}{function}" if file.endswith(".py") else path

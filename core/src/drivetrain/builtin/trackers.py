@@ -40,13 +40,13 @@ class JSONLTracker(Tracker):
 
 
 def _keep_steps_before(path: Path, first_step: int) -> None:
-    """Drop the lines of steps that a resumed run is about to take again."""
+    """Drop the lines of steps that a resumed run is about to take again; step 0 belongs to the first of them."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < first_step]
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")  # what follows the last newline was cut off
+    kept = [line for line in lines if first_step > 1 and json.loads(line)["step"] < first_step]
     aside = path.with_suffix(".tmp")
-    aside.write_text("".join(kept), encoding="utf-8")
+    aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     aside.replace(path)
 
 

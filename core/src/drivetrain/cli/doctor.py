@@ -61,7 +61,8 @@ def _hardware(registry: Any) -> list[dict[str, Any]]:
             if count:
                 from drivetrain.config import PluginConfig
 
-                hardware = kind(PluginConfig(name=name))
+                model = registry.config_model("hardware", name) or PluginConfig
+                hardware = kind(model(name=name))
                 memory = hardware.memory()
                 row["devices"] = f"{count} x {hardware.device_name()}, {memory.total / 2**30:.0f} GiB"
         except Exception as error:

@@ -162,7 +162,8 @@ def _deferred(name: str) -> Any:
         if not isinstance(factory, typer.Typer):
             inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
             inner.command()(factory)
-        inner(arguments or [], prog_name=f"drivetrain {name}", standalone_mode=False)
+        code = inner(arguments or [], prog_name=f"drivetrain {name}", standalone_mode=False)
+        raise typer.Exit(code if isinstance(code, int) else 0)
 
     return command
 
@@ -183,10 +184,15 @@ def run(arguments: list[str]) -> int:
     except DrivetrainError as error:
         _show(error, f"error: {error}", with_traceback)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, typer.Abort):
+            if not isinstance(error.__cause__, EOFError):
+                print("stopped", file=sys.stderr)
+                return 130
+            error = error.__cause__  # typer takes the end of any file for the user's wish to stop
         if hasattr(error, "show"):  # the command line was wrong; the message names the option
             error.show()
             return 2

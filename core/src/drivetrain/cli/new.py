@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
 import shutil
 from pathlib import Path
@@ -26,10 +28,14 @@ def new_algorithm(name: str, folder: Path | None) -> None:
         raise UserError(
             f"an algorithm {name!r} is installed already", where="drivetrain new", mend="choose another name"
         )
+    module = name.replace("-", "_")
+    installed = importlib.util.find_spec(module)
+    if keyword.iskeyword(module) or (installed is not None and installed.origin is not None):
+        why = "a word of Python" if keyword.iskeyword(module) else "a package that is installed"
+        raise UserError(f"{module!r} is {why}", where="drivetrain new", mend="choose another name")
     target = folder or Path(name)
     if target.exists():
         raise UserError("the folder exists", where=str(target), mend="choose another one with --folder")
-    module = name.replace("-", "_")
     words = {"my_algo": module, "my-algo": name, "MyAlgo": "".join(part.title() for part in re.split("[-_]", name))}
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)

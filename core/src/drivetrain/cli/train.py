@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.config.resolve import load_config
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import DrivetrainError, UserError
 from drivetrain.seam.registry import get_registry
 
 
@@ -15,6 +15,9 @@ def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite
     """Run a config to its end; returns the exit code."""
     resolved = load_config(path, overrides, get_registry())  # everything wrong with it is said before torch loads
     run = resolved.run
+    if resume is not None and overwrite:
+        raise UserError("--resume continues a run and --overwrite moves it aside", where="command line",
+                        mend="give one of them")  # fmt: skip
     from drivetrain.contracts.tracker import RunResult
     from drivetrain.driver import checkpoints, run_folder
     from drivetrain.driver.session import Session
@@ -38,7 +41,8 @@ def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite
             result = trainer.train(stop=lambda: request.requested)
     except BaseException as error:
         message = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
-        tracking.ended(RunResult(status="failed", steps_done=max(0, tracking.progress.step - 1), error=message,
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        tracking.ended(RunResult(status=status, steps_done=max(0, tracking.progress.step - 1), error=message,
                                  steps_planned=run.trainer.steps, run_dir=run_dir, last_metrics={}))  # fmt: skip
         raise
     tracking.ended(result)

@@ -21,14 +21,19 @@ def _open(run: Path, overrides: Sequence[str]) -> Session:
     from drivetrain.driver import checkpoints
     from drivetrain.driver.run_folder import CONFIG_FILE
 
-    checkpoint = checkpoints.find(run)
+    checkpoint = checkpoints.find(run.absolute())
     run_dir = checkpoint.parent.parent
     resolved = load_config(run_dir / CONFIG_FILE, overrides, get_registry())
     from drivetrain.driver.session import Session
 
+    step = checkpoints.read_state(checkpoint)["step"]
     session = Session(resolved.run, training=False)
-    session.load_models(checkpoint)
-    session.progress.step = checkpoints.read_state(checkpoint)["step"]
+    try:
+        session.load_models(checkpoint)
+    except BaseException:
+        session.close()
+        raise
+    session.progress.step = step
     return session
 
 

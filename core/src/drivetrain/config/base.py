@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing wrong with a config.
-
-    Attributes:
-        key: dotted key, such as ``actor.mini_batch_prompts``.
-        what: what is wrong with its value.
-        mend: what to do about it.
-    """
+    """One thing wrong with a config: the dotted key, what is wrong with its value, and what to do about it."""
 
     key: str
     what: str

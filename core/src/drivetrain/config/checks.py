@@ -12,38 +12,26 @@ if TYPE_CHECKING:
 
 
 def check_options(
-    config: PluginConfig,
-    registry: Registry,
-    *,
-    field: str,
-    hook: str,
-    own: Iterable[str],
-    extra: Mapping[str, Any],
+    config: PluginConfig, registry: Registry, *, field: str, hook: str, own: Iterable[str], extra: Mapping[str, Any],
     extra_field: str,
-) -> Iterator[Problem]:
-    """Check the options of a function that an algorithm selects by name.
+) -> Iterator[Problem]:  # fmt: skip
+    """Yield a problem if a function that a section selects is not there, or would ignore an option that was set.
 
     Args:
-        config: the algorithm's section.
-        field: its key that names the function.
-        hook: the hook that offers the function.
+        field: the section's key that names the function, which ``hook`` offers.
         own: the section's keys that are options of such functions.
         extra: further options, from the key ``extra_field``.
-
-    Yields:
-        problems: the name cannot be selected, or the function would ignore an option that was set.
     """
     name = getattr(config, field)
     found = registry.find(hook, name)
     if found.problem:
         yield Problem(key=field, what=found.problem.what, mend=found.problem.mend)
         return
-    known = set(found.spec.options)
+    noun, known = found.spec.noun, sorted(found.spec.options)
     for key in own:
-        if key in config.model_fields_set and key not in known:
-            yield Problem(key=key, what=f"{found.spec.noun} {name!r} does not read {key!r}", mend=f"remove {key}")
+        if getattr(config, key) != type(config).model_fields[key].default and key not in known:
+            yield Problem(key=key, what=f"{noun} {name!r} does not read {key!r}", mend=f"remove {key}")
     for key in extra:
         if key not in known:
-            choices = ", ".join(sorted(known)) or "none"
-            yield Problem(key=f"{extra_field}.{key}", what=f"{found.spec.noun} {name!r} has no option {key!r}",
-                          mend=f"its options: {choices}")  # fmt: skip
+            yield Problem(key=f"{extra_field}.{key}", what=f"{noun} {name!r} has no option {key!r}",
+                          mend=f"its options: {', '.join(known) or 'none'}")  # fmt: skip

@@ -6,32 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.config.base import PluginConfig, Problem
+from drivetrain.config.layers import dotted
 from drivetrain.config.models import CriticConfig, ReferenceConfig, RunConfig
-from drivetrain.config.sections import selected_sections
+from drivetrain.config.sections import plugin_sections
 from drivetrain.seam.registry import Registry
 from drivetrain.seam.specs import PluginSpec
 
 
 def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
     """Add the sections of roles that the algorithm needs and the config omits; returns these roles too."""
-    updates: dict[str, Any] = {}
-    roles = run.algorithm.roles()
+    roles, actor, updates = run.algorithm.roles(), run.actor, dict[str, Any]()
     if "critic" in roles and run.critic is None:
-        updates["critic"] = CriticConfig(
-            backend=run.actor.backend, optimizer=run.actor.optimizer, schedule=run.actor.schedule,
-            max_grad_norm=run.actor.max_grad_norm,
-        )  # fmt: skip
+        updates["critic"] = CriticConfig(backend=actor.backend, optimizer=actor.optimizer, schedule=actor.schedule,
+                                         max_grad_norm=actor.max_grad_norm)  # fmt: skip
     if "ref" in roles and run.ref is None:
-        updates["ref"] = ReferenceConfig(backend=run.actor.backend)
+        updates["ref"] = ReferenceConfig(backend=actor.backend)
     return run.model_copy(update=updates), list(updates)
 
 
 def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     """Yield every way in which valid sections do not go together."""
-    selected = selected_sections(run)
-    sections = [(key, registry.select(hook, section.name).spec, section) for key, hook, section in selected]
-    spec = registry.select("algorithms", run.algorithm.name).spec
-    yield from _roles(run, spec)
+    found = plugin_sections(RunConfig, run)
+    sections = [(dotted(key), registry.select(hook, section.name).spec, section) for key, hook, _, section in found]
+    yield from _roles(run, registry.select("algorithms", run.algorithm.name).spec)
     yield from _sizes(run)
     yield from _capabilities(run, sections)
     for key, _, section in sections:
@@ -40,9 +37,8 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
 
 
 def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
-    roles = run.algorithm.roles()
     for role in ("critic", "ref"):
-        if getattr(run, role) is not None and role not in roles:
+        if getattr(run, role) is not None and role not in run.algorithm.roles():
             yield Problem(key=role, what=f"algorithm {run.algorithm.name!r} with these settings has no role {role}",
                           mend=f"remove the section, or set {role}=null")  # fmt: skip
     if run.rollout is None and (spec.generates or run.data.eval is not None):

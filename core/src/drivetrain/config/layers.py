@@ -34,27 +34,24 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from.
+    """Where a value came from: ``run.yaml:3``, ``environment DRIVETRAIN_...``, ``command line``, ``default``."""
 
-    Attributes:
-        rank: of the layer; a higher one wins.
-        text: ``run.yaml``, ``environment DRIVETRAIN_...``, ``command line``, ``default``.
-        line: in the file, from 1; 0 if it has none.
-    """
-
-    rank: int
+    rank: int  # of the layer; a higher one wins
     text: str
-    line: int = 0
+    line: int = 0  # in the file, from 1
 
     def __str__(self) -> str:
         return f"{self.text}:{self.line}" if self.line else self.text
+
+
+Values = dict[Key, tuple[Any, Origin]]
 
 
 @dataclass
 class Layer:
     """Values of one source, and the keys at which it sets a whole list."""
 
-    values: dict[Key, tuple[Any, Origin]] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     lists: set[Key] = field(default_factory=set)
 
     def add(self, key: Key, value: Any, origin: Origin) -> None:
@@ -73,7 +70,7 @@ class Layer:
 
     def clear(self, key: Key) -> None:
         """Remove what is below a key, and a scalar or empty list in whose place the key comes."""
-        for other in [k for k in self.values if k[: len(key)] == key or key[: len(k)] == k]:
+        for other in [k for k in self.values if below(k, key) or below(key, k)]:
             del self.values[other]
 
 
@@ -105,9 +102,12 @@ def dump_value(value: Any, **options: Any) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, **options)).strip().removesuffix("\n...")
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, where: str = "") -> Any:
     """Read a value as YAML: numbers, booleans, null, lists and mappings; anything else is a string."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - derives from SafeLoader
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - derives from SafeLoader
+    except (yaml.YAMLError, ValueError) as cause:
+        raise UserError(f"the value {text!r} is not valid YAML", where=where, mend="quote it") from cause
 
 
 def dotted(key: Iterable[str | int]) -> str:
@@ -115,23 +115,29 @@ def dotted(key: Iterable[str | int]) -> str:
     return ".".join(map(str, key))
 
 
-def default_layer() -> Layer:
-    """What holds when nobody says otherwise."""
-    layer = Layer()
-    layer.add((), DEFAULTS, Origin(0, "default"))
-    return layer
+def key_of(text: str, dot: str = ".") -> Key:
+    """The opposite of ``dotted``; a number is the place of an element in a list."""
+    return tuple(int(part) if part.isdecimal() else part for part in text.split(dot))
+
+
+def below(key: Key, other: Key) -> bool:
+    """Whether a key is another one or leads to something inside it."""
+    return key[: len(other)] == other
+
+
+def read_layers(path: Path | None, overrides: Sequence[str], aliases: Mapping[str, str]) -> list[Layer]:
+    """Read all layers, lowest first, with other frameworks' keys replaced by ours."""
+    defaults = Layer()
+    defaults.add((), DEFAULTS, Origin(0, "default"))
+    layers = [defaults, *([yaml_layer(path)] if path else []), environment_layer(), command_line_layer(overrides)]
+    return [translate(layer, aliases) for layer in layers]
 
 
 def yaml_layer(path: Path) -> Layer:
-    """Read a YAML file, with line numbers.
-
-    Raises:
-        UserError: the file cannot be read, is not YAML, holds a key twice, or is no mapping.
-    """
+    """Read a YAML file, with line numbers."""
     layer, loader = Layer(), _Loader("")
 
     def walk(key: Key, node: yaml.Node) -> None:
-        origin = Origin(1, str(path), node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.value:
             seen: set[str] = set()
             for name, _ in node.value:
@@ -148,6 +154,7 @@ def yaml_layer(path: Path) -> Layer:
             for index, value in enumerate(node.value):
                 walk((*key, index), value)
         else:
+            origin = Origin(1, str(path), node.start_mark.line + 1)
             layer.add(key, loader.construct_object(node, deep=True), origin)
 
     try:
@@ -159,61 +166,38 @@ def yaml_layer(path: Path) -> Layer:
     except OSError as cause:
         raise UserError(f"cannot read the config: {cause.strerror}", where=str(path), mend="check the path") from cause
     except (yaml.YAMLError, ValueError) as cause:  # a ValueError: not UTF-8, or a date that does not exist
-        mark = getattr(cause, "problem_mark", None)
+        mark, what = getattr(cause, "problem_mark", None), getattr(cause, "problem", cause)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(
-            f"not valid YAML: {getattr(cause, 'problem', cause)}", where=where, mend="mend the file"
-        ) from cause
+        raise UserError(f"not valid YAML: {what}", where=where, mend="mend the file") from cause
     return layer
 
 
 def environment_layer() -> Layer:
-    """Read ``DRIVETRAIN_ACTOR__OPTIMIZER__LR`` and its kin, values as YAML.
-
-    Raises:
-        UserError: a value is not YAML.
-    """
+    """Read ``DRIVETRAIN_ACTOR__OPTIMIZER__LR`` and its kin, values as YAML."""
     layer = Layer()
-    source = EnvSettingsSource(BaseSettings, case_sensitive=False)
-    for name, text in sorted(source.env_vars.items(), key=lambda item: item[0].count("__")):  # sections before keys
+    variables = EnvSettingsSource(BaseSettings, case_sensitive=False).env_vars
+    for name, text in sorted(variables.items(), key=lambda item: item[0].count("__")):  # sections before keys
         variable = name.upper()
         if variable.startswith(PREFIX) and variable not in RESERVED:
-            key = variable.removeprefix(PREFIX).lower().split("__")
-            where = f"environment {variable}"
-            layer.add(key_of(key), _parse(text or "", where), Origin(2, where))
+            key, where = key_of(variable.removeprefix(PREFIX).lower(), "__"), f"environment {variable}"
+            layer.add(key, parse_value(text or "", where), Origin(2, where))
     return layer
 
 
 def command_line_layer(overrides: Sequence[str]) -> Layer:
-    """Read ``section.key=value`` words.
-
-    Raises:
-        UserError: a word is not of that form.
-    """
+    """Read ``section.key=value`` words, values as YAML."""
     layer = Layer()
     for word in overrides:
         name, equals, text = word.partition("=")
-        parts = name.strip().split(".")
-        if not equals or not all(parts):
+        if not equals or not all(name.strip().split(".")):
             raise UserError(f"{word!r} is not of the form section.key=value", where="command line",
                             mend="for example trainer.steps=10")  # fmt: skip
-        layer.add(key_of(parts), _parse(text, f"command line: {name}"), Origin(3, "command line"))
+        layer.add(key_of(name.strip()), parse_value(text, f"command line: {name}"), Origin(3, "command line"))
     return layer
 
 
-def _parse(text: str, where: str) -> Any:
-    try:
-        return parse_value(text)
-    except (yaml.YAMLError, ValueError) as cause:
-        raise UserError(f"the value {text!r} is not valid YAML", where=where, mend="quote it") from cause
-
-
 def translate(layer: Layer, aliases: Mapping[str, str]) -> Layer:
-    """Replace other frameworks' keys by ours.
-
-    Raises:
-        ConfigError: a key and its alias are both set in this layer.
-    """
+    """Replace other frameworks' keys by ours. Raises ``ConfigError`` if a key and its alias are both set."""
     out, problems = Layer(lists={_translated(key, aliases) for key in layer.lists}), []
     for key, (value, origin) in layer.values.items():
         ours = _translated(key, aliases)
@@ -231,16 +215,12 @@ def _translated(key: Key, aliases: Mapping[str, str]) -> Key:
         text = dotted(key[:length])
         ours = aliases.get(text) or aliases.get(f"{text}.*", "").removesuffix(".*")
         if ours:
-            return (*key_of(ours.split(".")), *key[length:])
+            return (*key_of(ours), *key[length:])
     return key
 
 
-def merge(layers: Sequence[Layer]) -> dict[Key, tuple[Any, Origin]]:
-    """Lay the layers over each other, lowest first.
-
-    Raises:
-        ConfigError: an element of a list is set that comes after the list's end.
-    """
+def merge(layers: Sequence[Layer]) -> Values:
+    """Lay the layers over each other, lowest first. Raises ``ConfigError`` for elements beyond a list's end."""
     merged = Layer()
     for layer in layers:
         for key in layer.lists:
@@ -260,7 +240,7 @@ def merge(layers: Sequence[Layer]) -> dict[Key, tuple[Any, Origin]]:
     return merged.values
 
 
-def nested(values: Mapping[Key, tuple[Any, Origin]]) -> Any:
+def nested(values: Values) -> Any:
     """Make mappings and lists of flat values."""
     tree: dict[Any, Any] = {}
     for key, (value, _) in values.items():
@@ -277,8 +257,3 @@ def nested(values: Mapping[Key, tuple[Any, Origin]]) -> Any:
         return {name: lists(inner) for name, inner in node.items()}
 
     return lists(tree)
-
-
-def key_of(parts: Iterable[str]) -> Key:
-    """A key from text; a number is the place of an element in a list."""
-    return tuple(int(part) if part.isdecimal() else part for part in parts)

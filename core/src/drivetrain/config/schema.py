@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from drivetrain.config.layers import DEFAULTS
-from drivetrain.config.models import Offered
-from drivetrain.config.sections import types_inside
+from drivetrain.config.sections import sections_of
 from drivetrain.errors import PluginError
 from drivetrain.seam.registry import Registry
 
@@ -25,15 +24,13 @@ def _section(model: type[BaseModel], registry: Registry, definitions: dict[str, 
     own = model.model_json_schema()
     definitions.update(own.pop("$defs", {}))
     for name, info in model.model_fields.items():
-        marks = [m for m in info.metadata if isinstance(m, Offered)]
-        for kind, mark in types_inside(info.annotation):
-            if marks:
-                one = _choice(marks[0].hook, kind, registry, definitions)
-            elif mark is not None:  # of the elements of a list
-                one = {"type": "array", "items": _choice(mark.hook, kind, registry, definitions)}
+        for kind, hook, many in sections_of(info):
+            if hook:
+                one = _choice(hook, kind, registry, definitions)
             else:
                 definitions[kind.__name__] = _section(kind, registry, definitions)
                 one = {"$ref": f"#/$defs/{kind.__name__}"}
+            one = {"type": "array", "items": one} if many else one
             own["properties"][name] = {"anyOf": [one, {"type": "null"}]} if info.default is None else one
     if "required" in own:
         own["required"] = [key for key in own["required"] if key not in DEFAULTS]

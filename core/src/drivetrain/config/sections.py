@@ -8,63 +8,48 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from drivetrain.config.base import PluginConfig
-from drivetrain.config.models import Offered, RunConfig
+from drivetrain.config.layers import Key
+from drivetrain.config.models import Offered
 
-Key = tuple[str | int, ...]
 
+def plugin_sections(
+    model: type[BaseModel], node: Any, key: Key = ()
+) -> Iterator[tuple[Key, str, type[PluginConfig], Any]]:
+    """Find the sections that plugins read in a config, or in mappings of its shape, as far as they are there.
 
-def offered_sections(model: type[BaseModel], tree: Any, key: Key = ()) -> Iterator[tuple[Key, str, type[PluginConfig]]]:
-    """Find the sections that plugins read, as far as the tree has them."""
-    if not isinstance(tree, dict):
-        return
+    Yields:
+        section: its key, the hook that offers its name, the base class of its model, and what is there.
+    """
+    values = node if isinstance(node, dict) else dict(node) if isinstance(node, BaseModel) else {}
     for name, info in model.model_fields.items():
-        if name not in tree or tree[name] is None:
-            continue
-        marks = [m for m in info.metadata if isinstance(m, Offered)]
-        here = (*key, name)
-        for kind, mark in types_inside(info.annotation):
-            if marks:
-                yield here, marks[0].hook, kind
-            elif mark is not None:  # of the elements of a list
-                elements = range(len(tree[name])) if isinstance(tree[name], list) else ()
-                yield from (((*here, at), mark.hook, kind) for at in elements)
-            elif issubclass(kind, BaseModel):
-                yield from offered_sections(kind, tree[name], here)
+        here, value = (*key, name), values.get(name)
+        for kind, hook, many in sections_of(info) if value is not None else ():
+            if many:
+                elements = enumerate(value if isinstance(value, (list, tuple)) else ())
+                yield from (((*here, at), hook, kind, element) for at, element in elements)
+            elif hook:
+                yield here, hook, kind, value
+            else:
+                yield from plugin_sections(kind, value, here)
+
+
+def sections_of(info: FieldInfo) -> Iterator[tuple[type[Any], str, bool]]:
+    """The models inside a field, each with the hook that offers its name, or "", and whether the field lists them."""
+    own = next((mark.hook for mark in info.metadata if isinstance(mark, Offered)), "")
+    for kind, mark in types_inside(info.annotation):
+        yield kind, mark.hook if mark else own, mark is not None
 
 
 def types_inside(annotation: Any, mark: Offered | None = None) -> Iterator[tuple[type[Any], Offered | None]]:
-    """The classes inside an annotation, each with the mark around it."""
+    """The models inside an annotation, each with the mark around it."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from types_inside(args[0], next((a for a in args[1:] if isinstance(a, Offered)), mark))
     elif origin in (typing.Union, types.UnionType, tuple):
         for arg in args:
-            if arg not in (type(None), Ellipsis):
-                yield from types_inside(arg, mark)
+            yield from types_inside(arg, mark)
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, mark
-
-
-def selected_sections(run: RunConfig) -> list[tuple[str, str, PluginConfig]]:
-    """The plugin sections of a config as ``(dotted key, hook, section)``."""
-
-    def at(key: Key) -> Any:
-        node: Any = run
-        for part in key:
-            node = node[part] if isinstance(part, int) else getattr(node, part)
-        return node
-
-    return [(".".join(map(str, key)), hook, at(key)) for key, hook, _ in offered_sections(RunConfig, _outline(run))]
-
-
-def _outline(node: Any) -> Any:
-    """Mappings and lists in the shape of a config, down to its plugin sections."""
-    if isinstance(node, PluginConfig):
-        return {"name": node.name}
-    if isinstance(node, BaseModel):
-        return {name: _outline(getattr(node, name)) for name in type(node).model_fields}
-    if isinstance(node, (tuple, list)):
-        return [_outline(item) for item in node]
-    return node

@@ -16,19 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of an objective, by name, so that it can cross to a worker process.
+    """One term of an objective, which is the sum of ``weight * term``; by name, so that it crosses to a worker."""
 
-    The objective of an update is the sum over its terms of ``weight * term``.
-
-    Attributes:
-        name: a name offered by the hook ``policy_losses``.
-        weight: factor of the term; a term of weight 0 is not computed.
-        args: keyword arguments of the loss function.
-    """
-
-    name: str
-    weight: float = 1.0
-    args: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # offered by the hook policy_losses
+    weight: float = 1.0  # a term of weight 0 is not computed
+    args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the loss function
 
 
 class Algorithm(ABC):
@@ -58,7 +50,7 @@ class Algorithm(ABC):
         """Update the models from the batch and return metrics, named without a prefix."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that must survive a restart, as plain JSON values. The default has no state."""
+        """All that must survive a restart, as plain JSON values; by default nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

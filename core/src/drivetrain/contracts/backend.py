@@ -24,28 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendContext:
-    """What a backend is told about the run it serves.
+    """What a backend is told about the run; with ``world_size`` over 1, ``torch.distributed`` is initialised."""
 
-    Attributes:
-        role: ``actor``, ``ref``, ``critic`` or ``reward``.
-        model: the model section of the config.
-        optimizer: config of the optimizer (``resolve("optimizers", optimizer.name)`` builds it), or None for a role
-            that never learns.
-        max_grad_norm: gradients are scaled down to this 2-norm; None leaves them.
-        hardware: the device of this process.
-        rank, world_size: position among the processes of the role's worker group; when ``world_size`` is more than
-            1, ``torch.distributed`` has been initialised.
-        seed: of the run; a backend that draws random numbers derives them from it.
-    """
-
-    role: str
+    role: str  # actor, ref, critic or reward
     model: ModelConfig
-    optimizer: PluginConfig | None
-    max_grad_norm: float | None
-    hardware: Hardware
-    rank: int
+    optimizer: PluginConfig | None  # resolve("optimizers", optimizer.name) builds it; None for a role that never learns
+    max_grad_norm: float | None  # gradients are scaled down to this 2-norm; None leaves them
+    hardware: Hardware  # of this process
+    rank: int  # among the processes of the role's worker group
     world_size: int
-    seed: int
+    seed: int  # of the run; a backend derives its random numbers from it
 
 
 class TrainingBackend(ABC):
@@ -73,13 +61,11 @@ class TrainingBackend(ABC):
 
     @abstractmethod
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
-        """Evaluate the model without gradient.
+        """Evaluate the model without gradient, its logits divided by the temperature.
 
         Args:
-            batch: rows with ``input_ids``, ``attention_mask`` (rows, prompt + response) and ``responses`` (rows,
-                response).
+            batch: rows with ``input_ids`` and ``attention_mask`` ``(rows, prompt + response)`` and ``responses``.
             outputs: some of ``log_probs``, ``entropy``, ``values``.
-            temperature: logits are divided by it, as they are in sampling.
 
         Returns:
             for each output float32 ``(rows, response)``, zero beyond the response. ``log_probs[:, t]`` is the
@@ -88,28 +74,19 @@ class TrainingBackend(ABC):
 
     @abstractmethod
     def update(
-        self,
-        batch: DataProto,
-        terms: Sequence[LossTerm],
-        counts: Counts,
-        *,
-        temperature: float,
-        lr_factor: float,
+        self, batch: DataProto, terms: Sequence[LossTerm], counts: Counts, *, temperature: float, lr_factor: float
     ) -> dict[str, Metric]:
-        """Take one optimizer step on one mini-batch.
+        """Take one optimizer step on this rank's rows of a mini-batch.
 
         Args:
-            batch: this rank's rows of the mini-batch.
-            terms: the objective is the sum of ``weight * term``.
             counts: of the whole mini-batch over all ranks.
-            temperature: as in :meth:`forward`.
             lr_factor: factor of the configured learning rate at this step.
 
         Returns:
             metrics of the terms, and ``loss``, ``grad_norm``, ``lr``.
 
         Raises:
-            drivetrain.NonFiniteError: when the loss or a gradient is not finite; no weight was changed.
+            drivetrain.NonFiniteError: the loss or a gradient is not finite; no weight was changed.
         """
 
     @abstractmethod
@@ -144,7 +121,7 @@ class TrainingBackend(ABC):
         raise TypeError(f"backend {self.config.name!r} cannot offload {sorted(parts)}")
 
     def memory(self) -> dict[str, int]:
-        """Bytes held by part, for metrics. The default has nothing to say."""
+        """Bytes held by part, for metrics; by default nothing is said."""
         return {}
 
     def close(self) -> None:

@@ -11,21 +11,13 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One item of a dataset.
+    """One item of a dataset."""
 
-    Attributes:
-        prompt: text, or chat messages with ``role`` and ``content``.
-        answer: the reference that rewards compare with.
-        response: a text to imitate, for supervised training.
-        data_source: where the item is from; evaluation reports each source by itself.
-        extra: whatever else a reward needs, as JSON values.
-    """
-
-    prompt: str | Sequence[Message]
-    answer: str | None = None
-    response: str | None = None
-    data_source: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str | Sequence[Message]  # text, or chat messages with role and content
+    answer: str | None = None  # what rewards compare with
+    response: str | None = None  # a text to imitate, for supervised training
+    data_source: str = ""  # evaluation reports each source by itself
+    extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else a reward needs, as JSON values
 
 
 class Dataset(Protocol):
@@ -38,20 +30,12 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSample:
-    """One completion to be judged.
+    """One completion to be judged, with what its :class:`Example` says."""
 
-    Attributes:
-        prompt: the prompt as text, the template applied.
-        response: the completion as text, special tokens left out.
-        response_token_ids: the completion as the policy drew it.
-        finish_reason: ``stop``, ``length`` or ``abort``.
-        answer, data_source, extra: as in :class:`Example`.
-    """
-
-    prompt: str
-    response: str
-    response_token_ids: Sequence[int]
-    finish_reason: str
+    prompt: str  # as text, the template applied
+    response: str  # as text, special tokens left out
+    response_token_ids: Sequence[int]  # as the policy drew them
+    finish_reason: str  # stop, length or abort
     answer: str | None
     data_source: str
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -59,15 +43,10 @@ class RewardSample:
 
 @dataclass(frozen=True)
 class Score:
-    """A judgement.
-
-    Attributes:
-        value: the reward.
-        correct: whether the answer is right, for ``eval/accuracy``; None when the reward judges something else.
-    """
+    """A judgement."""
 
     value: float
-    correct: bool | None = None
+    correct: bool | None = None  # whether the answer is right, for eval/accuracy; None: something else was judged
 
 
 class Reward(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,10 @@ class DeviceMemory:
 class Hardware(ABC):
     """Answers every question about devices, so that nothing else asks a vendor's module."""
 
-    #: as in ``torch.device(type)``
-    device_type: str
-    #: for ``torch.distributed.init_process_group``
-    communication_backend: str
-    #: environment variable by which a process is told its devices, or None
-    visible_devices_variable: str | None
-    #: name under which Ray counts these devices, or None for those it does not count
-    ray_resource: str | None
+    device_type: str  # as in torch.device(type)
+    communication_backend: str  # for torch.distributed.init_process_group
+    visible_devices_variable: str | None  # environment variable by which a process is told its devices
+    ray_resource: str | None  # name under which Ray counts these devices
 
     def __init__(self, config: PluginConfig) -> None:
         self.config = config
@@ -53,7 +49,7 @@ class Hardware(ABC):
 
     @abstractmethod
     def memory(self, local_index: int = 0) -> DeviceMemory:
-        """Memory figures in bytes, now."""
+        """Memory figures, now."""
 
     @abstractmethod
     def dtypes(self) -> tuple[str, ...]:
@@ -78,12 +74,10 @@ class Hardware(ABC):
         torch.manual_seed(seed)
 
     def synchronize(self) -> None:
-        """Wait for the device. A CPU has nothing to wait for."""
+        """Wait for the device; a CPU has nothing to wait for."""
 
     def stream(self) -> AbstractContextManager[Any]:
-        """A context in which work goes to a stream of its own. Without streams it is an empty context."""
-        from contextlib import nullcontext
-
+        """A context in which work goes to a stream of its own; empty without streams."""
         return nullcontext()
 
     def empty_cache(self) -> None:

@@ -1,4 +1,7 @@
-"""The contracts of the two kinds of pure function that an algorithm is composed of."""
+"""The contracts of the two kinds of pure function that an algorithm is composed of.
+
+Both get columns ``(rows, response)`` by name and, as ``options``, the keyword arguments that their specs announce.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class LossFunction(Protocol):
-    """One term of an objective over some rows of a mini-batch.
+    """One term of an objective, called once for each micro-batch.
 
-    It is called once for each micro-batch and returns its share of the term, already divided by the global counts,
-    so that the term of the mini-batch is the plain sum of the shares over micro-batches and ranks.
+    It returns the micro-batch's share of the term, already divided by the global counts, so that the term of the
+    mini-batch is the plain sum of the shares over micro-batches and ranks.
     """
 
     def __call__(
@@ -25,9 +28,8 @@ class LossFunction(Protocol):
 
         Args:
             outputs: what the model says now: ``log_probs``, ``entropy``, ``values``, each ``(rows, response)``.
-            batch: the columns of the rows, such as ``response_mask``, ``advantages``, ``old_log_probs``.
+            batch: columns such as ``response_mask``, ``advantages``, ``old_log_probs``.
             counts: tokens, sequences and groups of the whole mini-batch over all ranks.
-            options: the keyword arguments named in the spec's ``options``.
         """
 
 
@@ -38,7 +40,6 @@ class AdvantageEstimator(Protocol):
         """Compute advantages, or advantages and returns, each ``(rows, response)`` and zero where the mask is zero.
 
         Args:
-            batch: columns such as ``token_level_rewards``, ``response_mask``, ``values``, each ``(rows, response)``.
+            batch: columns such as ``token_level_rewards``, ``response_mask``, ``values``.
             group: ``(rows,)`` integers; rows of one prompt share a number.
-            options: the keyword arguments named in the spec's ``options``.
         """

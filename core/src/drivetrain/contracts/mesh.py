@@ -12,10 +12,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """Index and size of one rank along each dimension of a mesh.
-
-    Dimensions: data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism.
-    """
+    """Index and size of one rank along data, tensor, pipeline, context and expert parallelism."""
 
     dp: int = 0
     tp: int = 0
@@ -34,7 +31,7 @@ class DispatchMode(ABC):
 
     @abstractmethod
     def split(self, layouts: Sequence[RankLayout], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
-        """Give each rank, in order, its positional and keyword arguments. The caller's objects are not changed."""
+        """Give each rank, in order, its positional and keyword arguments; the caller's objects are not changed."""
 
     @abstractmethod
     def collect(self, layouts: Sequence[RankLayout], outputs: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ class RunStarted(RunInfo):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnded:
-    """A step is over; ``metrics`` are those that trackers got."""
+    """A step is over; ``metrics`` are those of the step, also where ``log_every`` keeps them from trackers."""
 
     step: int
     run_dir: Path

@@ -16,17 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """Workers to start.
+    """Workers to start."""
 
-    Attributes:
-        name: of the group, such as ``actor_rollout_ref``.
-        worker: ``"module:Class"`` of the worker.
-        roles: the roles that each worker of the group plays.
-    """
-
-    name: str
-    worker: str
-    roles: tuple[str, ...]
+    name: str  # of the group, such as actor_rollout_ref
+    worker: str  # "module:Class"
+    roles: tuple[str, ...]  # that each worker of the group plays
 
 
 class WorkerGroup(ABC):
@@ -58,22 +52,25 @@ class Executor(ABC):
 
 
 class HybridEngine(ABC):
-    """Who holds the devices when, and how weights get from training to generation. One lives in each worker."""
+    """Who holds the devices when, and how weights get from training to generation. One lives in each worker.
+
+    Entering a phase returns metrics of the switch.
+    """
 
     def __init__(self, config: PluginConfig) -> None:
         self.config = config
 
     @abstractmethod
     def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
-        """Couple the two engines of this worker, both initialised."""
+        """Couple the two engines of this worker, the backend initialised, the rollout about to be."""
 
     @abstractmethod
     def enter_generation(self, version: int) -> Mapping[str, float]:
-        """Get ready to generate with the weights of that version; returns metrics of the switch."""
+        """Get ready to generate with the weights of that version."""
 
     @abstractmethod
     def enter_training(self) -> Mapping[str, float]:
-        """Get ready to train; returns metrics of the switch."""
+        """Get ready to train."""
 
 
 class WeightTransport(Protocol):

@@ -18,85 +18,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens.
+    """How to draw tokens. What ends a response stays in it and is counted: end-of-sequence, stop token or string."""
 
-    Attributes:
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches it.
-        min_p: keep tokens whose probability is at least this share of the most likely one's.
-        max_tokens, min_tokens: bounds of the response's length in tokens, the end-of-sequence token counted.
-        stop_token_ids: tokens that end a response besides the end-of-sequence token; they stay in it.
-        stop: strings that end a response; the tokens up to the one that completes the string stay in it.
-        ignore_eos: go on past the end-of-sequence token.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = 1.0  # 0 takes the most likely token; otherwise logits are divided by it
+    top_k: int = 0  # keep the k most likely tokens; 0 keeps all
+    top_p: float = 1.0  # keep the smallest set of tokens whose probability reaches it
+    min_p: float = 0.0  # keep tokens whose probability is at least this share of the most likely one's
     max_tokens: int = 16
     min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()  # besides the end-of-sequence token
+    stop: tuple[str, ...] = ()  # the tokens up to the one that completes the string stay
+    ignore_eos: bool = False  # go on past the end-of-sequence token
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt and the samples wanted of it.
+    """One prompt and the samples wanted of it, one for each seed.
 
-    Attributes:
-        request_id: unique among the requests under way.
-        prompt_token_ids: the prompt; never tokenized again.
-        seeds: one 64-bit seed for each sample wanted. The same seed, prompt and weights give the same tokens,
-            wherever and beside whatever the sample is drawn.
+    The same seed, prompt and weights give the same tokens, wherever and beside whatever the sample is drawn.
     """
 
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    seeds: tuple[int, ...]
+    request_id: str  # unique among the requests under way
+    prompt_token_ids: tuple[int, ...]  # never tokenized again
+    seeds: tuple[int, ...]  # of 64 bits
     sampling: SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One sample.
-
-    Attributes:
-        request_id, sample: which sample of which request.
-        token_ids: the response, its end-of-sequence or stop token included.
-        log_probs: of each token under the distribution that it was drawn from.
-        finish_reason: ``stop`` (end of sequence, stop token or stop string), ``length`` or ``abort``.
-        weight_versions: spans ``(first token, version)`` in order; one span unless weights changed on the way.
-        extras: what else an engine can tell, such as routed experts.
-    """
+    """One sample of a request."""
 
     request_id: str
-    sample: int
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    sample: int  # index of its seed
+    token_ids: tuple[int, ...]  # what ended the response included
+    log_probs: tuple[float, ...]  # of each token under the distribution that it was drawn from
     finish_reason: Literal["stop", "length", "abort"]
-    weight_versions: tuple[tuple[int, int], ...]
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    weight_versions: tuple[tuple[int, int], ...]  # spans (first token, version); one unless weights changed on the way
+    extras: Mapping[str, Any] = field(default_factory=dict)  # what else an engine can tell, such as routed experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """What an engine is told about the run it serves.
+    """What an engine is told about the run it serves."""
 
-    Attributes:
-        model: the model section of the config; its folder holds the tokenizer.
-        hardware: the device of this process.
-        rank, world_size: position among the processes of the worker group.
-        seed: of the run.
-    """
-
-    model: ModelConfig
-    hardware: Hardware
-    rank: int
+    model: ModelConfig  # its folder holds the tokenizer
+    hardware: Hardware  # of this process
+    rank: int  # among the processes of the worker group
     world_size: int
-    seed: int
+    seed: int  # of the run
 
 
 class RolloutEngine(ABC):
@@ -156,6 +125,6 @@ class RolloutEngine(ABC):
             return sorted(done, key=lambda completion: completion.sample)
 
         async def everything() -> list[list[Completion]]:
-            return await asyncio.gather(*(samples(request) for request in requests))
+            return await asyncio.gather(*map(samples, requests))
 
         return asyncio.run(everything())

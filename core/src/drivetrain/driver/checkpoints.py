@@ -34,8 +34,7 @@ def save(run_dir: Path, step: int, state: Mapping[str, Any], write_models: Calla
     aside.mkdir(parents=True)
     write_models(aside)
     (aside / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    if final.exists():
-        shutil.rmtree(final)
+    _remove(final)
     aside.rename(final)
     return final
 
@@ -45,10 +44,22 @@ def complete(run_dir: Path) -> list[Path]:
     return sorted(p.parent for p in (run_dir / "checkpoints").glob(f"step-*/{STATE_FILE}"))
 
 
-def keep_last(run_dir: Path, count: int) -> None:
-    """Remove all but the newest ``count`` checkpoints."""
-    for folder in complete(run_dir)[:-count]:
-        shutil.rmtree(folder)
+def keep_last(run_dir: Path, count: int, step: int) -> None:
+    """Remove all checkpoints but the newest ``count`` up to ``step``; a run that went back takes later steps again."""
+    found = complete(run_dir)
+    kept = [folder for folder in found if folder.name <= folder_of(run_dir, step).name][-count:]
+    for folder in found:
+        if folder not in kept:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, hidden first: one that is removed in part is never found."""
+    if folder.exists():
+        aside = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        shutil.rmtree(aside)
 
 
 def find(where: Path) -> Path:
@@ -69,6 +80,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The driver's state of a checkpoint."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        if not isinstance(state, dict):
+            raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as cause:
         raise CheckpointError("the checkpoint cannot be read", where=str(folder / STATE_FILE)) from cause
     return state

@@ -33,14 +33,15 @@ class Trainer:
         self.metrics: dict[str, float] = {}
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> RunResult:
-        """Take the steps that are left; ``stop`` is asked after each one."""
+        """Take the steps that are left; ``stop`` is asked in each one, before it may save."""
         session, steps = self.session, self.run.trainer.steps
         assert session.train_prompts is not None
         self.tracking.started(self._info())
         if session.progress.step == 0:
             self._evaluate()
             self._log()
-        while session.progress.step < steps and not stop():
+        stopping = stop()
+        while session.progress.step < steps and not stopping:
             session.progress.step += 1
             start = time.perf_counter()
             prompts = session.train_prompts.next_batch(self.run.data.batch_prompts)  # 1. prompts
@@ -49,7 +50,8 @@ class Trainer:
             self._measure(batch, to_floats(learned), time.perf_counter() - start)
             if self._due(self.run.trainer.eval_every):
                 self._evaluate()  # 4. held-out prompts
-            if self._due(self.run.trainer.save_every) or stop():
+            stopping = stop()  # asked once a step: a run that stops has saved the step
+            if self._due(self.run.trainer.save_every) or stopping:
                 self._save()  # 5. a checkpoint
             self._log()  # 6. numbers
         done = session.progress.step
@@ -101,7 +103,7 @@ class Trainer:
         }  # fmt: skip
         with session.phases("save", side="training"):
             folder = checkpoints.save(self.run_dir, step, state, session.save_models)
-            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints)
+            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints, step)
         self.tracking.checkpoint_saved(CheckpointSaved(step=step, run_dir=self.run_dir, folder=folder))
 
     def _log(self) -> None:

@@ -1,22 +1,24 @@
-"""Reductions over the positions that a mask selects. Whatever stands at the other positions, NaN and inf included,
-changes neither a value nor a gradient: it is selected away, never multiplied away, and its gradient is exactly zero.
+"""Reductions over the positions that a mask selects, and over the rows of a group.
 
-`values` and `mask` have one shape, (batch, response) as a rule (ValueError if they differ); a mask is bool or numeric,
-and non-zero selects. `dim=None` reduces over everything. Nothing selected gives 0, never NaN.
+Whatever stands at the other positions, NaN and inf included, changes neither a value nor a gradient: it is selected
+away, never multiplied away, and its gradient is exactly zero. `values` and `mask` have one shape, (batch, response) as
+a rule (ValueError if they differ); a mask is bool or numeric, and non-zero selects. `dim=None` reduces over everything.
+Nothing selected gives 0, never NaN.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
 
 def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
-    """`values` where `mask` selects, `fill` elsewhere; same shape as `values`.
-
-    To be applied to the inputs of a non-linear function: applied to its result alone, 0 * NaN reaches the gradient.
-    """
-    return torch.where(_selected(values, mask), values, fill)
+    """`values` where `mask` selects, else `fill`. For what goes into a function: what comes out has a NaN gradient."""
+    if values.shape != mask.shape:
+        raise ValueError(f"values {tuple(values.shape)} and mask {tuple(mask.shape)} differ in shape")
+    return torch.where(mask != 0, values, fill)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -44,16 +46,38 @@ def masked_std(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + epsilon), mean and var (n - 1) over all selected values; exactly 0 where not selected.
-
-    `shift_mean=False` adds the mean back. One selected value whitens to 0, or to itself if the mean is not shifted.
-    """
+    """(x - mean) / sqrt(var + epsilon), plus mean without `shift_mean`, over all selected values; 0 elsewhere."""
     mean = masked_mean(values, mask)
     whitened = fill_masked(values - mean, mask) * torch.rsqrt(masked_var(values, mask) + epsilon)
     return whitened if shift_mean else fill_masked(whitened + mean, mask)
 
 
-def _selected(values: Tensor, mask: Tensor) -> Tensor:
-    if values.shape != mask.shape:
-        raise ValueError(f"values {tuple(values.shape)} and mask {tuple(mask.shape)} differ in shape")
-    return mask != 0
+def group_index(uids: Iterable[Hashable] | Tensor) -> Tensor:
+    """(batch,) int64 group numbers 0, 1, ... in order of first appearance; equal uids share a number."""
+    numbers: dict[Hashable, int] = {}
+    items = uids.tolist() if isinstance(uids, Tensor) else uids
+    return torch.tensor([numbers.setdefault(uid, len(numbers)) for uid in items], dtype=torch.long)
+
+
+def group_mean_std(scores: Tensor, group: Tensor | Iterable[Hashable]) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row, its group's mean, its std with n - 1, and its size; each (batch,), the size int64. Detached.
+
+        mean_g = sum_{i in g} s_i / n_g        std_g = sqrt(sum_{i in g} (s_i - mean_g)^2 / (n_g - 1))
+
+    `scores` (batch,) floats, `group` (batch,) integers or any hashables (ValueError if they differ in length). Members
+    with equal scores, and a group of one, have std and `scores - mean` of exactly 0.
+    """
+    scores, index = scores.detach(), group_index(group).to(scores.device)
+    if index.shape != scores.shape:
+        raise ValueError(f"scores {tuple(scores.shape)} and group {tuple(index.shape)} differ in shape")
+    groups = int(index.max()) + 1 if index.numel() else 0
+
+    def total(rows: Tensor) -> Tensor:
+        return rows.new_zeros(groups).index_add(0, index, rows)
+
+    size = total(torch.ones_like(index))
+    # Sums are of distances to the group's lowest score: rounding can't make equal scores differ from their mean.
+    lowest = scores.new_zeros(groups).scatter_reduce(0, index, scores, "amin", include_self=False)
+    mean = lowest + total(scores - lowest[index]) / size
+    variance = total((scores - mean[index]).square()) / (size - 1).clamp(min=1)
+    return mean[index], variance.sqrt()[index], size[index]

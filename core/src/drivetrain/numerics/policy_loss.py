@@ -1,28 +1,23 @@
 """Loss terms: pure functions of a micro-batch, whose SUM over micro-batches and ranks is the loss.
 
 Tensors are (rows, response); `batch["response_mask"]` selects the tokens, `counts` are those of the whole mini-batch,
-`aggregation` and `scale` are those of `aggregate`. Terms carry no coefficient of their own. KeyError: a column is
-missing; ValueError: an output is.
+`aggregation` and `scale` those of `aggregate`. KeyError: a column is missing; ValueError: an output, or a bad option.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from drivetrain.metrics import Max, Mean, Metric
-from drivetrain.numerics.aggregate import aggregate
-from drivetrain.numerics.counts import Counts
-from drivetrain.numerics.kl import MAX_LOG_RATIO, kl_penalty
-from drivetrain.numerics.loss_types import LossInputs, LossResult
+from drivetrain.numerics.loss import Batch, Counts, LossInputs, LossResult, aggregate
 from drivetrain.numerics.masked import fill_masked, masked_sum
+from drivetrain.numerics.ratios import MAX_LOG_RATIO, kl_penalty
 
 
 def clip(
     outputs: LossInputs,
-    batch: Mapping[str, Tensor],
+    batch: Batch,
     counts: Counts,
     *,
     clip_low: float = 0.2,
@@ -36,13 +31,10 @@ def clip(
         L = w max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))       and, where A < 0 and `clip_dual` = c > 1,
         L = w min(max(...), -A c)
 
-    Schulman et al. 2017 (arXiv:1707.06347), equation 7; `clip_high` > `clip_low` is clip-higher, DAPO
-    (arXiv:2503.14476, section 3.1); dual clip is Ye et al. 2020 (arXiv:1912.09729). log r is clamped to [-20, 20],
-    beyond which its gradient is 0.
-
+    Schulman et al. 2017 (arXiv:1707.06347), equation 7; `clip_high` > `clip_low`: DAPO (arXiv:2503.14476, section 3.1);
+    `clip_dual`: Ye et al. 2020 (arXiv:1912.09729). log r is clamped to [-20, 20], beyond which its gradient is 0.
     Columns: old_log_probs, advantages, optional rollout_is_weights. Metrics: clip_fraction (tokens where the clipped
-    side is the larger), clip_fraction_dual (only with `clip_dual`), approx_kl (mean of log pi_old - log pi), ratio_max.
-    ValueError: clip_dual <= 1.
+    side is the larger), clip_fraction_dual, approx_kl (mean of log pi_old - log pi), ratio_max.
     """
     if clip_dual is not None and not clip_dual > 1:
         raise ValueError(f"clip_dual must be greater than 1; got {clip_dual}")
@@ -62,15 +54,14 @@ def clip(
         ceiling = -advantages * clip_dual
         metrics["clip_fraction_dual"] = _mean((advantages < 0) & (loss > ceiling), mask)
         loss = torch.where(advantages < 0, torch.minimum(loss, ceiling), loss)
-    weights = batch.get("rollout_is_weights")
-    if weights is not None:
-        loss = loss * fill_masked(weights, mask)
+    if "rollout_is_weights" in batch:
+        loss = loss * fill_masked(batch["rollout_is_weights"], mask)
     return LossResult(loss=aggregate(loss, mask, aggregation, counts, scale=scale), metrics=metrics)
 
 
 def kl_to_ref(
     outputs: LossInputs,
-    batch: Mapping[str, Tensor],
+    batch: Batch,
     counts: Counts,
     *,
     kind: str = "k3",
@@ -85,26 +76,17 @@ def kl_to_ref(
 
 
 def entropy_bonus(
-    outputs: LossInputs,
-    batch: Mapping[str, Tensor],
-    counts: Counts,
-    *,
-    aggregation: str = "token-mean",
-    scale: float | None = None,
+    outputs: LossInputs, batch: Batch, counts: Counts, *, aggregation: str = "token-mean", scale: float | None = None
 ) -> LossResult:
-    """MINUS the aggregated entropy: minimised with a positive weight it rewards entropy (arXiv:1707.06347, equation 9).
-
-    Metric: entropy, the mean over tokens, in nats, with its own sign.
-    """
-    mask = batch["response_mask"]
-    entropy = outputs.require("entropy")
+    """MINUS the aggregated entropy (arXiv:1707.06347, equation 9); metric entropy, its token mean, in nats."""
+    mask, entropy = batch["response_mask"], outputs.require("entropy")
     loss = -aggregate(entropy, mask, aggregation, counts, scale=scale)
     return LossResult(loss=loss, metrics={"entropy": _mean(entropy, mask)})
 
 
 def value_clip(
     outputs: LossInputs,
-    batch: Mapping[str, Tensor],
+    batch: Batch,
     counts: Counts,
     *,
     clip_range: float = 0.5,
@@ -116,8 +98,7 @@ def value_clip(
         L = max((V - R)^2, (clip(V, V_old - clip_range, V_old + clip_range) - R)^2) / 2
 
     Huang et al. 2022 (The 37 Implementation Details of Proximal Policy Optimization), detail 9. Columns: values
-    (V_old), returns. Metric: value_clip_fraction (tokens where the clipped side is the larger). ValueError: clip_range
-    negative.
+    (V_old), returns. Metric: value_clip_fraction (tokens where the clipped side is the larger).
     """
     if not clip_range >= 0:
         raise ValueError(f"clip_range must not be negative; got {clip_range}")

@@ -1,161 +1,113 @@
-"""The two sides of a DataProto, its tensor columns and its array columns, as checked mappings.
+"""The columns of a batch, how two are compared and how parts are joined.
 
-Both refuse, when it is set, a column whose number of rows is not the batch's and a name that the
-other side has.
+Values are compared with NaN equal to NaN; two handles by identity, fetching nothing; a handle and a tensor by value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, MutableMapping
-from typing import Any, TypeVar
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from drivetrain.protocol.handles import ColumnHandle
-from drivetrain.protocol.rows import Array, Positions, take
+from drivetrain.protocol.handles import ColumnHandle, RowView
 
-Value = TypeVar("Value")
-
-
-class RowCount:
-    """How many rows a batch has: None until its first column, the same for all after."""
-
-    def __init__(self) -> None:
-        self.value: int | None = None
-        self.said_by = ""
+Stored = Tensor | ColumnHandle | NDArray[Any]
 
 
-class Columns(MutableMapping[str, Value]):
-    """What both sides share."""
+class Columns(UserDict[str, Any]):
+    """The tensors of a batch, handles among them, or its arrays; looking at a column fetches it, it alone."""
 
-    def __init__(self, rows: RowCount, elsewhere: Container[str] = ()) -> None:
-        self._rows = rows
-        self._elsewhere = elsewhere
+    def __init__(self, own: dict[str, Stored], beside: dict[str, Stored], kinds: Any) -> None:
+        self.data, self._beside, self._kinds = own, beside, kinds
 
-    __eq__ = object.__eq__  # by value is DataProto.equal
-    __hash__ = object.__hash__
-
-    def _admit(self, name: str, shape: tuple[int, ...]) -> None:
-        if name in self._elsewhere:
-            raise ValueError(f"'{name}' cannot be both a tensor and a non-tensor column")
-        if not shape:
-            raise ValueError(f"column '{name}' is a scalar; its first dimension must be the rows")
-        if self._rows.value is None:
-            self._rows.value, self._rows.said_by = shape[0], name
-        elif shape[0] != self._rows.value:
-            like = f", as '{self._rows.said_by}'" if self._rows.said_by not in ("", name) else ""
-            raise ValueError(f"column '{name}' has {shape[0]} rows; the batch has {self._rows.value}{like}")
-
-    def _check(self, name: str) -> None:
-        if name not in self:
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.data:
             raise KeyError(f"no column '{name}'; there are {list(self)}")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self)})"
-
-
-class TensorColumns(Columns[Tensor]):
-    """The tensor columns of a batch, `(rows, ...)` each; what `DataProto.batch` is.
-
-    `columns["x"]` is a tensor: a column by reference is fetched, it alone, when it is looked at.
-    `columns["x"] = value` takes a tensor or a handle. Real tensors lie in a `TensorDict`.
-    """
-
-    def __init__(self, rows: RowCount, elsewhere: Container[str] = ()) -> None:
-        super().__init__(rows, elsewhere)
-        self._tensors = TensorDict()
-        self._handles: dict[str, ColumnHandle] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        column = self.stored(name)
-        return column.fetch() if isinstance(column, ColumnHandle) else column
+        return fetched(self.data[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(value, Tensor | ColumnHandle):
-            raise TypeError(f"tensor column '{name}' cannot be a {type(value).__name__}")
-        self._admit(name, tuple(value.shape))
-        if name in self:
-            del self[name]
-        if isinstance(value, ColumnHandle):
-            self._handles[name] = value
-        else:
-            self._tensors.batch_size = self.batch_size
-            self._tensors.set(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        self._check(name)
-        if self._handles.pop(name, None) is None:
-            self._tensors.pop(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._handles or name in list(self._tensors.keys())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*map(str, self._tensors.keys()), *self._handles])
-
-    def __len__(self) -> int:
-        return len(self._tensors.keys()) + len(self._handles)
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """`(rows,)`."""
-        return torch.Size([self._rows.value or 0])
-
-    def stored(self, name: str) -> Tensor | ColumnHandle:
-        """The column as it is kept, a tensor or a handle; nothing is fetched. KeyError if none."""
-        self._check(name)
-        tensor: Tensor | None = self._tensors.get(name, None)
-        return self._handles[name] if tensor is None else tensor
-
-    def take(self, rows: Positions, into: TensorColumns) -> None:
-        """Put these rows of every column into `into`, which is empty; views where a slice selects them."""
-        taken = {name: take(self[name], rows) for name in self if name not in self._handles}
-        into._tensors = TensorDict(taken, batch_size=[len(rows)])
-        into._handles = {name: handle.select_rows(rows) for name, handle in self._handles.items()}
+        """TypeError or ValueError names a column of another kind or number of rows, or that is beside."""
+        if isinstance(value, list | tuple) and self._kinds is np.ndarray:
+            value = np.fromiter(value, dtype=object, count=len(value))
+        if name in self._beside:
+            raise ValueError(f"'{name}' cannot be both a tensor and a non-tensor column")
+        if not isinstance(value, self._kinds):
+            raise TypeError(f"column '{name}' cannot be a {type(value).__name__} here")
+        if not value.shape:
+            raise ValueError(f"column '{name}' is a scalar; its first dimension must be the rows")
+        for other, column in {**self._beside, **self.data}.items():
+            if other != name and column.shape[0] != value.shape[0]:
+                rows = f"{value.shape[0]} rows; the batch has {column.shape[0]}, as '{other}'"
+                raise ValueError(f"column '{name}' has {rows}")
+        self.data[name] = value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind in "US" else value
 
     def tensordict(self) -> TensorDict:
-        """All columns as a new `TensorDict` of batch size `(rows,)`; fetches what is elsewhere."""
-        return TensorDict({name: self[name] for name in self}, batch_size=self.batch_size)
+        """These columns as a new `TensorDict` of batch size `(rows,)`; fetches what is elsewhere."""
+        return TensorDict(dict(self)).auto_batch_size_(1)
 
 
-class ArrayColumns(Columns[Array]):
-    """The non-tensor columns, arrays `(rows, ...)`; what `DataProto.non_tensor_batch` is.
+def fetched(column: Any) -> Any:
+    """The tensor if it is a handle, anything else as it is."""
+    return column.fetch() if isinstance(column, ColumnHandle) else column
 
-    Numeric and object arrays are kept as they are. A list or tuple becomes an object array with one
-    element a row, whatever the elements; numpy's strings become objects. Else TypeError.
-    """
 
-    def __init__(self, rows: RowCount, elsewhere: Container[str] = ()) -> None:
-        super().__init__(rows, elsewhere)
-        self._arrays: dict[str, Array] = {}
+def same(left: Any, right: Any) -> bool:
+    """Whether two columns, or values of any kind, are equal, inside containers too."""
+    if isinstance(left, ColumnHandle) and isinstance(right, ColumnHandle):
+        return left.identity == right.identity
+    left, right = fetched(left), fetched(right)
+    if left is right:
+        return True
+    if isinstance(left, Tensor | np.ndarray) or isinstance(right, Tensor | np.ndarray):
+        kind = Tensor if isinstance(left, Tensor) else np.ndarray
+        alike = isinstance(left, kind) and isinstance(right, kind) and left.dtype == right.dtype
+        if not alike or left.shape != right.shape:
+            return False
+        if left.dtype == object:
+            return same(left.tolist(), right.tolist())
+        right = right.to(left.device) if isinstance(right, Tensor) else right
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and type(left) is type(right):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right) or bool(left != left and right != right)
 
-    def __getitem__(self, name: str) -> Array:
-        self._check(name)
-        return self._arrays[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        if isinstance(value, list | tuple):
-            elements, value = value, np.empty(len(value), dtype=object)
-            for row, element in enumerate(elements):
-                value[row] = element
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufcOUS":
-            kind = getattr(value, "dtype", type(value).__name__)
-            raise TypeError(f"column '{name}' cannot be {kind}; give a tensor, an array or a list")
-        self._admit(name, value.shape)
-        self._arrays[name] = value.astype(object) if value.dtype.kind in "US" else value
+def difference(left: Stored, right: Stored) -> str:
+    """How two columns that are not the same differ, in words for an error."""
+    if isinstance(left, ColumnHandle) and isinstance(right, ColumnHandle):
+        return f"they refer to {left.identity} and {right.identity}"
+    if str(left.dtype) != str(right.dtype) or tuple(left.shape) != tuple(right.shape):
+        return f"{left.dtype} {tuple(left.shape)} is not {right.dtype} {tuple(right.shape)}"
+    pairs = enumerate(zip(fetched(left), fetched(right)))
+    return f"first at row {next(row for row, pair in pairs if not same(*pair))}"
 
-    def __delitem__(self, name: str) -> None:
-        self._check(name)
-        del self._arrays[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
+def join(name: str, parts: Sequence[Stored | None]) -> Any:
+    """One column after another; handles among tensors are fetched. ValueError if dtypes or shapes of rows differ."""
+    if len(parts) == 1:
+        return parts[0]
+    kinds = ["missing" if part is None else f"{part.dtype} with rows of {tuple(part.shape[1:])}" for part in parts]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(f"column '{name}' is {kinds[0]} in part 0, {kind} in part {number}")
+    handles = [part for part in parts if isinstance(part, ColumnHandle)]
+    if len(handles) == len(parts):
+        return RowView(handles, np.arange(sum(handle.shape[0] for handle in handles)))
+    return (np.concatenate if isinstance(parts[0], np.ndarray) else torch.cat)([fetched(part) for part in parts])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._arrays))
 
-    def __len__(self) -> int:
-        return len(self._arrays)
+def merge_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All keys of all dicts. ValueError naming the key if two have different values for it."""
+    merged: dict[str, Any] = {}
+    for key, value in (item for meta in metas for item in meta.items()):
+        if not same(merged.setdefault(key, value), value):
+            raise ValueError(f"meta_info '{key}' differs: {merged[key]!r} and {value!r}; reduce it or leave it out")
+    return merged

@@ -9,46 +9,33 @@ hold anything, NaN too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from drivetrain.protocol.dataproto import DataProto
 
-DType = Literal["int64", "float32", "mask", "id", "object"]
 
-DTYPES: dict[DType, tuple[str, str]] = {
-    "int64": ("iu", "integer"),
-    "float32": ("f", "floating, of any precision"),
-    "mask": ("biu", "boolean or integer, of 0 and 1"),
-    "id": ("iuO", "integer, or objects that can be hashed"),
-    "object": ("O", "objects"),
-}
-"""What each dtype of the table accepts: numpy's letters for it, and words."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One standard column: its name, shape such as `(batch, response)`, dtype and meaning."""
+class Column(NamedTuple):
+    """One standard column: its name, shape such as `(batch, response)`, dtype (a key of `ACCEPTED`) and meaning."""
 
     name: str
     shape: str
-    dtype: DType
+    dtype: str
     meaning: str
 
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The names of the dimensions: `("batch", "response")`."""
-        return tuple(size.strip() for size in self.shape.strip("()").split(",") if size.strip())
 
-
+# What each dtype accepts: how names of dtypes may begin, and the same in words.
+ACCEPTED = {
+    "int64": (("int", "uint"), "integer"),
+    "float32": (("float", "bfloat"), "floating, of any precision"),
+    "mask": (("bool", "int", "uint"), "boolean or integer, of 0 and 1"),
+    "id": (("int", "uint", "object"), "integer, or objects that can be hashed"),
+    "object": (("object",), "objects"),
+}
 _ROW, _PROMPT = "(batch,)", "(batch, prompt)"
 _RESPONSE, _SEQUENCE = "(batch, response)", "(batch, sequence)"
-
 _TABLE = (
     Column("prompts", _PROMPT, "int64", "prompt tokens, left padded"),
     Column("responses", _RESPONSE, "int64", "tokens after the prompt, the policy's own unchanged, right padded"),
@@ -78,52 +65,35 @@ _TABLE = (
     Column("response_text", _ROW, "object", "the response as text, without special tokens"),
     Column("finish_reason", _ROW, "object", "why generation ended: stop, length or abort"),
 )
-
-STANDARD_COLUMNS: dict[str, Column] = {column.name: column for column in _TABLE}
-"""Every standard column by name."""
+STANDARD_COLUMNS = {column.name: column for column in _TABLE}
 
 
 def check_columns(proto: DataProto, required: Iterable[str]) -> None:
-    """Check that `proto` has the columns `required`, standard ones as the table says.
+    """Check that `proto` has the columns `required`, standard ones as the table says; nothing is fetched.
 
-    Sizes of one name must agree among the required columns. Nothing is fetched. Raises ValueError
-    that lists everything missing or wrong; a name outside the table is only looked for.
+    Sizes of one name must agree among the required columns. ValueError lists everything missing or wrong.
     """
     sizes: dict[str, tuple[int, str]] = {}
     problems = []
     for name in required:
         if name not in proto:
             problems.append(f"there is no {name} among {proto.keys()}")
-            continue
-        if name not in STANDARD_COLUMNS:
-            continue
-        standard = STANDARD_COLUMNS[name]
-        found = proto.batch.stored(name) if name in proto.batch else proto.non_tensor_batch[name]
-        if _kind(found.dtype) not in DTYPES[standard.dtype][0]:
-            problems.append(f"{name} is {found.dtype}; it must be {DTYPES[standard.dtype][1]}")
-        if len(found.shape) != len(standard.sizes):
-            problems.append(f"{name} has shape {tuple(found.shape)}; it must be {standard.shape}")
-            continue
-        for label, size in zip(standard.sizes, found.shape, strict=True):
-            expected, where = sizes.setdefault(label, (size, name))
-            if size != expected:
-                problems.append(f"{name} has {label} size {size}, {where} has {expected}")
+        elif name in STANDARD_COLUMNS:
+            standard, found = STANDARD_COLUMNS[name], proto.stored[name]
+            labels, (beginnings, words) = re.findall(r"\w+", standard.shape), ACCEPTED[standard.dtype]
+            if not str(found.dtype).removeprefix("torch.").startswith(beginnings):
+                problems.append(f"{name} is {found.dtype}; it must be {words}")
+            if len(found.shape) != len(labels):
+                problems.append(f"{name} has shape {tuple(found.shape)}; it must be {standard.shape}")
+            for label, size in zip(labels, found.shape):
+                expected, where = sizes.setdefault(label, (size, name))
+                if size != expected:
+                    problems.append(f"{name} has {label} size {size}, {where} has {expected}")
     if problems:
         raise ValueError("columns do not fit: " + "; ".join(problems))
 
 
-def _kind(dtype: torch.dtype | np.dtype[Any]) -> str:
-    """The letter that numpy has for this kind of dtype."""
-    if isinstance(dtype, np.dtype):
-        return dtype.kind
-    if dtype == torch.bool:
-        return "b"
-    return "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
-
-
 def columns_markdown() -> str:
     """The table as markdown, for the documentation."""
-    lines = ["| column | shape | dtype | meaning |", "| --- | --- | --- | --- |"]
-    for c in STANDARD_COLUMNS.values():
-        lines.append(f"| `{c.name}` | `{c.shape}` | {c.dtype} | {c.meaning} |")
-    return "\n".join(lines) + "\n"
+    head = "| column | shape | dtype | meaning |\n| --- | --- | --- | --- |\n"
+    return head + "".join(f"| `{c.name}` | `{c.shape}` | {c.dtype} | {c.meaning} |\n" for c in _TABLE)

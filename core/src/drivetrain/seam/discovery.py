@@ -17,20 +17,13 @@ CORE = "drivetrain-core"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One entry point of the group ``drivetrain``, not yet imported.
-
-    Attributes:
-        entry_point: its name.
-        value: the module that it points to.
-        distribution, version: who announces it.
-        unmet: the distribution's requirements that this environment does not meet, in words.
-    """
+    """One entry point of the group ``drivetrain``, not yet imported."""
 
     entry_point: str
-    value: str
+    value: str  # the module that it points to
     distribution: str
     version: str
-    unmet: tuple[str, ...]
+    unmet: tuple[str, ...]  # requirements of the distribution that this environment does not meet, in words
 
     @property
     def label(self) -> str:
@@ -39,11 +32,7 @@ class Candidate:
 
 
 def scan(path: Iterable[str] | None = None) -> list[Candidate]:
-    """List the candidates, sorted by distribution and entry point.
-
-    Args:
-        path: folders to look into; by default those of ``sys.path``.
-    """
+    """List the candidates in folders, by default those of ``sys.path``, sorted by distribution and entry point."""
     found = importlib.metadata.distributions() if path is None else importlib.metadata.distributions(path=list(path))
     distributions: dict[str, importlib.metadata.Distribution] = {}
     for distribution in found:  # the first one found on the path is the one that would be imported
@@ -57,7 +46,7 @@ def _candidates(distribution: importlib.metadata.Distribution, versions: Mapping
     name, version = _field(distribution, "Name"), _field(distribution, "Version")
     try:
         announced = [(entry.name, entry.value) for entry in distribution.entry_points if entry.group == GROUP]
-        unmet = unmet_requirements(distribution.requires or (), versions) if announced else ()
+        unmet = _unmet(distribution.requires or (), versions) if announced else ()
     except Exception:  # spoilt metadata of one distribution do not hide the others
         spoilt = f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or "")
         announced, unmet = [(name, "")] if spoilt else [], ("has metadata that cannot be read",)
@@ -73,7 +62,7 @@ def _field(distribution: importlib.metadata.Distribution, name: str) -> str:
         return "unknown"
 
 
-def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str]) -> tuple[str, ...]:
+def _unmet(requires: Iterable[str], versions: Mapping[str, str]) -> tuple[str, ...]:
     """Say which requirements the installed versions do not meet, extras left out."""
     unmet = []
     for text in requires:
@@ -83,20 +72,16 @@ def unmet_requirements(requires: Iterable[str], versions: Mapping[str, str]) -> 
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             unmet.append(f"has the malformed requirement {text!r}")
             continue
-        if not applies:
-            continue
-        name = canonicalize_name(requirement.name)
-        wanted = f"{requirement.name}{requirement.specifier}"
-        if name not in versions:
-            unmet.append(f"needs {wanted}; it is not installed")
-        elif not _contains(requirement, versions[name]):
-            this = "this is" if name == CORE else "installed is"
-            unmet.append(f"needs {wanted}; {this} {versions[name]}")
+        there = versions.get(canonicalize_name(requirement.name))
+        if applies and not _meets(there, requirement):
+            this = "this is" if canonicalize_name(requirement.name) == CORE else "installed is"
+            have = "it is not installed" if there is None else f"{this} {there}"
+            unmet.append(f"needs {requirement.name}{requirement.specifier}; {have}")
     return tuple(unmet)
 
 
-def _contains(requirement: Requirement, version: str) -> bool:
+def _meets(version: str | None, requirement: Requirement) -> bool:
     try:
-        return requirement.specifier.contains(Version(version), prereleases=True)
+        return version is not None and requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False

@@ -4,7 +4,7 @@ A plugin is a module (usually named ``plugin``) that implements some of these an
 under the entry-point group ``drivetrain``::
 
     [project.entry-points.drivetrain]
-    my-plugin = "my_package.plugin"
+    mine = "mine.plugin"
 
 Collecting hooks return specs, which name everything else as ``"module:attribute"``; the plugin module itself
 imports no engine. Paste an example below ``from drivetrain import hookimpl`` and the name of its spec.
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("drivetrain")
 hookimpl = pluggy.HookimplMarker("drivetrain")
 
-# -------------------------------------------------------------------------------------------------------------------
-# Collecting hooks: every implementation returns an iterable of specs
-# -------------------------------------------------------------------------------------------------------------------
+# Collecting hooks: every implementation returns an iterable of specs.
 
 
 @hookspec
@@ -36,7 +34,7 @@ def drivetrain_algorithms() -> Iterable[specs.AlgorithmSpec]:
 
         @hookimpl
         def drivetrain_algorithms():
-            yield AlgorithmSpec(name="my-algo", summary="What it does.", factory="my_package.algo:MyAlgo")
+            yield AlgorithmSpec(name="mine", summary="What it does.", factory="mine.algo:MyAlgo")
 
     Returns: an iterable of ``AlgorithmSpec``."""
 
@@ -47,8 +45,7 @@ def drivetrain_advantage_estimators() -> Iterable[specs.AdvantageEstimatorSpec]:
 
         @hookimpl
         def drivetrain_advantage_estimators():
-            yield AdvantageEstimatorSpec(name="centred", summary="Score minus the mean of its group.",
-                                         factory="my_package.advantages:centred", scope="group")
+            yield AdvantageEstimatorSpec(name="mine", summary="Centred.", factory="mine.work:centred", scope="group")
 
     Returns: an iterable of ``AdvantageEstimatorSpec``."""
 
@@ -59,8 +56,7 @@ def drivetrain_policy_losses() -> Iterable[specs.PolicyLossSpec]:
 
         @hookimpl
         def drivetrain_policy_losses():
-            yield PolicyLossSpec(name="reinforce", summary="Advantage times log-probability.",
-                                 factory="my_package.losses:reinforce", scope="token")
+            yield PolicyLossSpec(name="mine", summary="A term.", factory="mine.losses:mine", scope="token")
 
     Returns: an iterable of ``PolicyLossSpec``."""
 
@@ -71,8 +67,7 @@ def drivetrain_backends() -> Iterable[specs.BackendSpec]:
 
         @hookimpl
         def drivetrain_backends():
-            yield BackendSpec(name="my-backend", summary="Trains on my chip.", factory="my_package.backend:Mine",
-                              provides=("backend.train", "backend.log_probs"))
+            yield BackendSpec(name="mine", summary="My chip.", factory="mine.backend:Mine", provides=("backend.train",))
 
     Returns: an iterable of ``BackendSpec``."""
 
@@ -83,7 +78,7 @@ def drivetrain_model_families() -> Iterable[specs.ModelFamilySpec]:
 
         @hookimpl
         def drivetrain_model_families():
-            yield ModelFamilySpec(name="my-family", summary="Weights of MyModel.", factory="my_package.families:mine",
+            yield ModelFamilySpec(name="mine", summary="Weights of MyModel.", factory="mine.families:mine",
                                   model_types=("my_model",), backend="my-backend")
 
     Returns: an iterable of ``ModelFamilySpec``."""
@@ -95,7 +90,7 @@ def drivetrain_optimizers() -> Iterable[specs.OptimizerSpec]:
 
         @hookimpl
         def drivetrain_optimizers():
-            yield OptimizerSpec(name="sgd", summary="Stochastic gradient descent.", factory="my_package.optimizers:sgd")
+            yield OptimizerSpec(name="sgd", summary="Stochastic gradient descent.", factory="mine.optimizers:sgd")
 
     Returns: an iterable of ``OptimizerSpec``."""
 
@@ -106,8 +101,7 @@ def drivetrain_rollouts() -> Iterable[specs.RolloutSpec]:
 
         @hookimpl
         def drivetrain_rollouts():
-            yield RolloutSpec(name="my-engine", summary="Generates with my engine.",
-                              factory="my_package.rollout:MyEngine", provides=("rollout.log_probs",))
+            yield RolloutSpec(name="mine", summary="Mine.", factory="mine.engine:Mine", provides=("rollout.log_probs",))
 
     Returns: an iterable of ``RolloutSpec``."""
 
@@ -118,7 +112,7 @@ def drivetrain_hybrid_engines() -> Iterable[specs.HybridEngineSpec]:
 
         @hookimpl
         def drivetrain_hybrid_engines():
-            yield HybridEngineSpec(name="my-sharing", summary="They take turns.", factory="my_package.hybrid:MySharing")
+            yield HybridEngineSpec(name="mine", summary="They take turns.", factory="mine.hybrid:MySharing")
 
     Returns: an iterable of ``HybridEngineSpec``."""
 
@@ -129,7 +123,7 @@ def drivetrain_weight_transports() -> Iterable[specs.WeightTransportSpec]:
 
         @hookimpl
         def drivetrain_weight_transports():
-            yield WeightTransportSpec(name="my-wire", summary="Over my wire.", factory="my_package.transport:Wire")
+            yield WeightTransportSpec(name="mine", summary="Over my wire.", factory="mine.transport:Wire")
 
     Returns: an iterable of ``WeightTransportSpec``."""
 
@@ -140,7 +134,7 @@ def drivetrain_dispatch_modes() -> Iterable[specs.DispatchModeSpec]:
 
         @hookimpl
         def drivetrain_dispatch_modes():
-            yield DispatchModeSpec(name="my_mode", summary="To even ranks.", factory="my_package.dispatch:Mode")
+            yield DispatchModeSpec(name="mine", summary="To even ranks.", factory="mine.dispatch:Mode")
 
     Returns: an iterable of ``DispatchModeSpec``."""
 
@@ -151,7 +145,7 @@ def drivetrain_executors() -> Iterable[specs.ExecutorSpec]:
 
         @hookimpl
         def drivetrain_executors():
-            yield ExecutorSpec(name="my-cluster", summary="On my scheduler.", factory="my_package.executor:Mine")
+            yield ExecutorSpec(name="mine", summary="On my scheduler.", factory="mine.executor:Mine")
 
     Returns: an iterable of ``ExecutorSpec``."""
 
@@ -162,7 +156,7 @@ def drivetrain_hardware() -> Iterable[specs.HardwareSpec]:
 
         @hookimpl
         def drivetrain_hardware():
-            yield HardwareSpec(name="my-chip", summary="A vendor's chip.", factory="my_package.hardware:MyChip")
+            yield HardwareSpec(name="mine", summary="A vendor's chip.", factory="mine.hardware:MyChip")
 
     Returns: an iterable of ``HardwareSpec``."""
 
@@ -173,7 +167,7 @@ def drivetrain_environments() -> Iterable[specs.EnvironmentSpec]:
 
         @hookimpl
         def drivetrain_environments():
-            yield EnvironmentSpec(name="my-game", summary="Ten turns.", factory="my_package.environment:MyGame")
+            yield EnvironmentSpec(name="mine", summary="Ten turns.", factory="mine.environment:MyGame")
 
     Returns: an iterable of ``EnvironmentSpec``."""
 
@@ -184,7 +178,7 @@ def drivetrain_rewards() -> Iterable[specs.RewardSpec]:
 
         @hookimpl
         def drivetrain_rewards():
-            yield RewardSpec(name="my-reward", summary="One if it compiles.", factory="my_package.rewards:Compiles")
+            yield RewardSpec(name="mine", summary="One if it compiles.", factory="mine.rewards:Compiles")
 
     Returns: an iterable of ``RewardSpec``."""
 
@@ -195,8 +189,7 @@ def drivetrain_datasets() -> Iterable[specs.DatasetSpec]:
 
         @hookimpl
         def drivetrain_datasets():
-            yield DatasetSpec(name="my-prompts", summary="From my database.", factory="my_package.data:Prompts",
-                              config="my_package.config:MyPromptsConfig")
+            yield DatasetSpec(name="mine", summary="From my database.", factory="mine.data:Prompts")
 
     Returns: an iterable of ``DatasetSpec``."""
 
@@ -207,7 +200,7 @@ def drivetrain_trackers() -> Iterable[specs.TrackerSpec]:
 
         @hookimpl
         def drivetrain_trackers():
-            yield TrackerSpec(name="my-board", summary="Curves on my board.", factory="my_package.tracker:Board")
+            yield TrackerSpec(name="mine", summary="Curves on my board.", factory="mine.tracker:Board")
 
     Returns: an iterable of ``TrackerSpec``."""
 
@@ -218,7 +211,7 @@ def drivetrain_commands() -> Iterable[specs.CommandSpec]:
 
         @hookimpl
         def drivetrain_commands():
-            yield CommandSpec(name="my-command", summary="One more thing.", factory="my_package.command:main")
+            yield CommandSpec(name="mine", summary="One more thing.", factory="mine.command:main")
 
     Returns: an iterable of ``CommandSpec``."""
 
@@ -234,9 +227,7 @@ def drivetrain_config_aliases() -> Iterable[specs.ConfigAliasSpec]:
     Returns: an iterable of ``ConfigAliasSpec``."""
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# Observers: called one by one on the driver; one that raises is reported and never stops a run
-# -------------------------------------------------------------------------------------------------------------------
+# Observers: called one by one on the driver; one that raises is reported and never stops a run.
 
 
 @hookspec
@@ -247,7 +238,7 @@ def drivetrain_run_started(event: RunStarted) -> None:
         def drivetrain_run_started(event):
             print(event.run_dir)
 
-    Returns: an iterable of ``ConfigAliasSpec``."""
+    Returns: nothing."""
 
 
 @hookspec
@@ -258,7 +249,7 @@ def drivetrain_step_ended(event: StepEnded) -> None:
         def drivetrain_step_ended(event):
             print(event.step, event.metrics.get("train/reward"))
 
-    Returns: an iterable of ``ConfigAliasSpec``."""
+    Returns: nothing."""
 
 
 @hookspec
@@ -269,7 +260,7 @@ def drivetrain_checkpoint_saved(event: CheckpointSaved) -> None:
         def drivetrain_checkpoint_saved(event):
             print(event.folder)
 
-    Returns: an iterable of ``ConfigAliasSpec``."""
+    Returns: nothing."""
 
 
 @hookspec
@@ -280,7 +271,7 @@ def drivetrain_run_ended(event: RunEnded) -> None:
         def drivetrain_run_ended(event):
             print(event.steps_done, "of", event.steps_planned)
 
-    Returns: an iterable of ``ConfigAliasSpec``."""
+    Returns: nothing."""
 
 
 @hookspec
@@ -291,4 +282,4 @@ def drivetrain_run_failed(event: RunFailed) -> None:
         def drivetrain_run_failed(event):
             print(event.error)
 
-    Returns: an iterable of ``ConfigAliasSpec``."""
+    Returns: nothing."""

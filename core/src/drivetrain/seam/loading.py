@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import pkgutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class Offer:
     problem: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Failure:
     """A candidate that was not loaded; ``reason`` goes on after the name of its distribution."""
 
@@ -39,27 +39,25 @@ class Failure:
     cause: BaseException | None = None
 
 
+class _Misfit(Exception):
+    """What is wrong with a plugin, in words that go on after the name of its distribution."""
+
+
 class Plugins:
-    """What candidates turned out to be.
+    """What candidates turned out to be."""
 
-    Attributes:
-        offers: by hook and name; more than one is a conflict.
-        observers: plugins that offer nothing, with the hooks that they implement.
-        failures: what was not loaded.
-    """
-
-    def __init__(self, candidates: Sequence[Candidate], disabled: Iterable[str]) -> None:
+    def __init__(self, candidates: Sequence[Candidate], disabled: Iterable[str] = ()) -> None:
         self._manager = pluggy.PluginManager("drivetrain")
         self._manager.add_hookspecs(hookspecs)
-        self.offers: dict[tuple[str, str], list[Offer]] = {}
-        self.observers: list[tuple[Candidate, str]] = []
+        self.offers: dict[tuple[str, str], list[Offer]] = {}  # by hook and name; more than one is a conflict
+        self.observers: list[tuple[Candidate, str]] = []  # plugins that offer nothing, with the hooks they implement
         self.failures: list[Failure] = []
         off = {canonicalize_name(name) for name in disabled}
         for candidate in candidates:
             if off & {canonicalize_name(name) for name in (candidate.entry_point, candidate.distribution)}:
-                self._fail(candidate, "disabled", "is switched off by DRIVETRAIN_DISABLE")
+                self.failures.append(Failure(candidate, "disabled", "is switched off by DRIVETRAIN_DISABLE"))
             elif candidate.unmet:
-                self._fail(candidate, "skewed", "; ".join(candidate.unmet))
+                self.failures.append(Failure(candidate, "skewed", "; ".join(candidate.unmet)))
             else:
                 self._load(candidate)
 
@@ -73,32 +71,30 @@ class Plugins:
                 complaints.append(f"observer {implementation.plugin_name} raised {brief(cause)}")
         return complaints
 
-    def _fail(self, candidate: Candidate, status: str, reason: str, cause: BaseException | None = None) -> None:
-        self.failures.append(Failure(candidate=candidate, status=status, reason=reason, cause=cause))
-
     def _load(self, candidate: Candidate) -> None:
+        plugin = None
         try:
             plugin = import_target(candidate.value)
-        except UNUSABLE as cause:
-            return self._fail(candidate, "broken", f"does not import: {brief(cause)}", cause)
-        first = self._manager.get_name(plugin)
-        if first is not None:
-            return self._fail(candidate, "conflict", f"announces {candidate.value}, as {first} does")
-        try:
+            first = self._manager.get_name(plugin)
+            if first is not None:
+                self.failures.append(Failure(candidate, "conflict", f"announces {candidate.value}, as {first} does"))
+                return
             self._manager.register(plugin, name=f"{candidate.distribution}:{candidate.entry_point}")
             self._manager.check_pending()
             offers = self._collect(plugin, candidate)
         except UNUSABLE as cause:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
-            return self._fail(candidate, "broken", _misfit(cause), cause)
-        for key, offer in offers.items():
-            self.offers.setdefault(key, []).append(offer)
+            reason = f"does not import: {brief(cause)}" if plugin is None else _misfit(cause)
+            self.failures.append(Failure(candidate, "broken", reason, cause))
+            return
+        for offer in offers:
+            self.offers.setdefault((offer.spec.hook, offer.spec.name), []).append(offer)
         if not offers:
             hooks = sorted(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
             self.observers.append((candidate, ", ".join(hooks)))
 
-    def _collect(self, plugin: Any, candidate: Candidate) -> dict[tuple[str, str], Offer]:
+    def _collect(self, plugin: Any, candidate: Candidate) -> list[Offer]:
         """Call the collecting hooks that a plugin implements."""
         offers: dict[tuple[str, str], Offer] = {}
         callers = self._manager.get_hookcallers(plugin) or []
@@ -107,24 +103,27 @@ class Plugins:
         for name, implementation in ((c.name, i) for c in callers for i in c.get_hookimpls() if i.plugin is plugin):
             if implementation.wrapper or implementation.hookwrapper:
                 raise _Misfit(f"wraps {name}, which is not possible: implementations are called one by one")
-            hook = name.removeprefix(PREFIX)
-            if hook not in SPEC_TYPES:
-                continue
-            call: Any = implementation.function
+            hook, call = name.removeprefix(PREFIX), implementation.function
             try:
-                specs = list(call())
+                specs: list[Any] = list(call()) if hook in SPEC_TYPES else []  # type: ignore[call-overload]
             except UNUSABLE as cause:
                 raise _Misfit(f"cannot be asked for {hook}: {brief(cause)}") from cause
             for spec in specs:
                 offer = _offer(hook, spec, candidate)
-                if (hook, spec.name) in offers:
+                if offers.setdefault((hook, spec.name), offer) is not offer:
                     raise _Misfit(f"offers {spec.noun} {spec.name!r} twice")
-                offers[hook, spec.name] = offer
-        return offers
+        return list(offers.values())
 
 
-class _Misfit(Exception):
-    """What is wrong with a plugin, in words that go on after the name of its distribution."""
+def _offer(hook: str, spec: Any, candidate: Candidate) -> Offer:
+    expected = SPEC_TYPES[hook]
+    if not isinstance(spec, expected):
+        raise _Misfit(f"offers {type(spec).__name__} as one of {hook}, which take {expected.__name__}")
+    problem = ""
+    if spec.contract_version not in expected.versions:
+        ours = ", ".join(map(str, sorted(expected.versions)))
+        problem = f"follows version {spec.contract_version} of the {expected.noun} contract; this core drives {ours}"
+    return Offer(spec=spec, candidate=candidate, problem=problem)
 
 
 def _misfit(cause: BaseException) -> str:
@@ -140,27 +139,12 @@ def _misfit(cause: BaseException) -> str:
     return "implements a hook wrongly: " + "; ".join(line.strip() for line in text.splitlines()[1:])
 
 
-def _offer(hook: str, spec: Any, candidate: Candidate) -> Offer:
-    expected = SPEC_TYPES[hook]
-    if not isinstance(spec, expected):
-        raise _Misfit(f"offers {type(spec).__name__} as one of {hook}, which take {expected.__name__}")
-    problem = ""
-    if spec.contract_version not in expected.versions:
-        ours = ", ".join(map(str, sorted(expected.versions)))
-        problem = f"follows version {spec.contract_version} of the {expected.noun} contract; this core drives {ours}"
-    return Offer(spec=spec, candidate=candidate, problem=problem)
-
-
 def brief(cause: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     first = str(cause).strip().splitlines()[:1]
-    return f"{type(cause).__name__}: {first[0]}" if first else type(cause).__name__
+    return ": ".join([type(cause).__name__, *first])
 
 
 def import_target(target: str) -> Any:
     """Import what ``"module:attribute"`` names."""
-    module, _, attribute = target.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in filter(None, attribute.split(".")):
-        found = getattr(found, part)
-    return found
+    return pkgutil.resolve_name(target if ":" in target else f"{target}:")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ from drivetrain.config.base import Problem
 from drivetrain.errors import PluginError
 from drivetrain.seam.discovery import Candidate, scan
 from drivetrain.seam.first_party import FIRST_PARTY
-from drivetrain.seam.loading import UNUSABLE, Failure, Offer, Plugins, brief, import_target
+from drivetrain.seam.loading import UNUSABLE, Offer, Plugins, brief, import_target
 from drivetrain.seam.specs import SPEC_TYPES
 
-__all__ = ["Failure", "Found", "Offer", "Registry", "Row", "get_registry", "import_target", "resolve"]
+__all__ = ["Found", "Registry", "Row", "get_registry", "import_target", "resolve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,30 +39,20 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Result of looking a name up: an offer, or a problem and its cause."""
+    """Result of looking a name up: an offer and its spec, or a problem and its cause."""
 
     offer: Offer | None = None
+    spec: Any = None
     problem: Problem | None = None
     cause: BaseException | None = None
 
-    @property
-    def spec(self) -> Any:
-        """The spec of the offer."""
-        assert self.offer is not None
-        return self.offer.spec
 
-
-class Registry:
-    """All that the installed plugins offer."""
-
-    def __init__(self, candidates: Sequence[Candidate], disabled: Iterable[str] = ()) -> None:
-        self._plugins = Plugins(candidates, disabled)
-        self._offers, self.failures = self._plugins.offers, self._plugins.failures
+class Registry(Plugins):
+    """All that the installed plugins offer, by name."""
 
     def names(self, hook: str) -> list[str]:
         """Names that can be selected, sorted."""
-        return sorted(name for (h, name), offers in self._offers.items()
-                      if h == hook and len(offers) == 1 and not offers[0].problem)  # fmt: skip
+        return sorted(name for h, name in self.offers if h == hook and self.find(hook, name).offer)
 
     def specs(self, hook: str) -> list[Any]:
         """Specs that can be selected, sorted by name."""
@@ -72,11 +62,9 @@ class Registry:
         """Look up ``name`` or ``distribution:name`` without raising."""
         noun = SPEC_TYPES[hook].noun
         distribution, _, short = name.rpartition(":")
-        offers = [
-            offer
-            for offer in self._offers.get((hook, short), ())
-            if not distribution or canonicalize_name(distribution) == canonicalize_name(offer.candidate.distribution)
-        ]
+        offers = self.offers.get((hook, short), [])
+        if distribution:
+            offers = [offer for offer in offers if _same(offer.candidate.distribution, distribution)]
         cause: BaseException | None = None
         if not offers:
             what, mend = f"unknown {noun} {name!r}", self._suggestions(hook, short)
@@ -88,7 +76,7 @@ class Registry:
             what = f"{noun} {short!r} cannot be used: {offers[0].candidate.label} {offers[0].problem}"
             mend = f"install a version of {offers[0].candidate.distribution} that fits this core"
         else:
-            return Found(offer=offers[0])
+            return Found(offer=offers[0], spec=offers[0].spec)
         return Found(problem=Problem(key="name", what=what, mend=mend), cause=cause)
 
     def select(self, hook: str, name: str) -> Offer:
@@ -98,10 +86,9 @@ class Registry:
             PluginError: unknown, in conflict, or not loadable; the cause of a broken distribution is chained.
         """
         found = self.find(hook, name)
-        if found.offer is None:
-            assert found.problem is not None
-            lines = [found.problem.what, *(f"  {line}" for line in found.problem.mend.splitlines())]
-            raise PluginError("\n".join(lines)) from found.cause
+        if found.problem is not None:
+            raise PluginError("\n  ".join([found.problem.what, *found.problem.mend.splitlines()])) from found.cause
+        assert found.offer is not None
         return found.offer
 
     def load(self, hook: str, name: str) -> Any:
@@ -114,10 +101,6 @@ class Registry:
         offer = self.select(hook, name)
         return _import_for(offer, offer.spec.config) if offer.spec.config else None
 
-    def notify(self, observer: str, event: Any) -> list[str]:
-        """Call an observer hook of each plugin, each guarded; returns what went wrong, one line a plugin."""
-        return self._plugins.notify(observer, event)
-
     def rows(self) -> list[Row]:
         """Everything found, one row an offer, observer or failure."""
         rows = []
@@ -125,20 +108,20 @@ class Registry:
         def add(candidate: Candidate, **row: str) -> None:
             rows.append(Row(distribution=candidate.distribution, version=candidate.version, **row))
 
-        for (hook, name), offers in self._offers.items():
+        for (hook, name), offers in self.offers.items():
             for offer in offers:
                 others = ", ".join(other.candidate.distribution for other in offers if other is not offer)
                 status = "skewed" if offer.problem else "conflict" if others else "ok"
                 add(offer.candidate, kind=hook, name=name, summary=offer.spec.summary, status=status,
                     reason=offer.problem or (f"also offered by {others}" if others else ""))  # fmt: skip
-        for candidate, hooks in self._plugins.observers:
+        for candidate, hooks in self.observers:
             add(candidate, kind="observers", name=candidate.entry_point, summary=hooks, status="ok")
         for f in self.failures:
             add(f.candidate, kind="", name=f.candidate.entry_point, summary="", status=f.status, reason=f.reason)
         return sorted(rows, key=lambda row: (row.kind, row.name, row.distribution))
 
     def _suggestions(self, hook: str, name: str) -> str:
-        installed = [(n, offer) for (h, n), offers in sorted(self._offers.items()) if h == hook for offer in offers]
+        installed = [(n, offer) for (h, n), offers in sorted(self.offers.items()) if h == hook for offer in offers]
         there = {canonicalize_name(row.distribution) for row in self.rows()}
         names = {n for n, _ in installed}
         missing = {n: d for n, d in FIRST_PARTY.get(hook, {}).items() if d not in there and n not in names}
@@ -163,6 +146,10 @@ def _import_for(offer: Offer, target: str) -> Any:
         ) from cause
 
 
+def _same(distribution: str, other: str) -> bool:
+    return canonicalize_name(distribution) == canonicalize_name(other)
+
+
 def _names(candidate: Candidate, name: str) -> bool:
     return name in (candidate.entry_point, candidate.distribution) or candidate.entry_point.endswith(f"-{name}")
 
@@ -179,9 +166,5 @@ def get_registry() -> Registry:
 
 
 def resolve(hook: str, name: str) -> Any:
-    """Import what a name stands for, such as ``resolve("policy_losses", "clip")``.
-
-    Raises:
-        PluginError: the name cannot be selected, or what it names does not import.
-    """
+    """Import what a name stands for, such as ``resolve("policy_losses", "clip")``; raises ``PluginError``."""
     return get_registry().load(hook, name)

@@ -62,8 +62,8 @@ class AlgorithmSpec(PluginSpec, hook="algorithms", noun="algorithm"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageEstimatorSpec(PluginSpec, hook="advantage_estimators", noun="advantage estimator"):
-    """An advantage estimator: a pure function of a batch's columns (see ``drivetrain.contracts.AdvantageEstimator``).
+class FunctionSpec(PluginSpec):
+    """A pure function that an algorithm selects.
 
     Attributes:
         scope: the smallest unit whose rows have to be together for the result to be right.
@@ -75,17 +75,18 @@ class AdvantageEstimatorSpec(PluginSpec, hook="advantage_estimators", noun="adva
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossSpec(PluginSpec, hook="policy_losses", noun="policy loss"):
+class AdvantageEstimatorSpec(FunctionSpec, hook="advantage_estimators", noun="advantage estimator"):
+    """An advantage estimator: a pure function of columns (see ``drivetrain.contracts.AdvantageEstimator``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossSpec(FunctionSpec, hook="policy_losses", noun="policy loss"):
     """A term of a training objective: a pure function (see ``drivetrain.contracts.LossFunction``).
 
     Attributes:
-        scope: the smallest unit whose rows have to be together for the result to be right.
-        options: the keyword arguments that it takes; an algorithm's key of that name sets one.
         needs: the model outputs that carry gradient in this term.
     """
 
-    scope: Scope
-    options: tuple[str, ...] = ()
     needs: tuple[Literal["log_probs", "entropy", "values"], ...] = ("log_probs",)
 
 
@@ -129,7 +130,7 @@ class WeightTransportSpec(PluginSpec, hook="weight_transports", noun="weight tra
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchModeSpec(PluginSpec, hook="dispatch_modes", noun="dispatch mode"):
-    """How a call's arguments are split over ranks and its results collected; a ``DispatchMode``."""
+    """How a call's arguments are split over ranks and its results collected: a ``DispatchMode``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class HardwareSpec(PluginSpec, hook="hardware", noun="hardware"):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec(PluginSpec, hook="environments", noun="environment"):
-    """How an episode unfolds: turns, tools, masks; a ``drivetrain.contracts.Environment``."""
+    """How an episode unfolds, its turns, tools and masks: a ``drivetrain.contracts.Environment``."""
 
 
 @dataclass(frozen=True, kw_only=True)

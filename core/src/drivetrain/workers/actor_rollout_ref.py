@@ -11,7 +11,7 @@ from drivetrain.contracts.mesh import RankLayout
 from drivetrain.contracts.placement import HybridEngine
 from drivetrain.contracts.rollout import RolloutContext, RolloutEngine
 from drivetrain.protocol import DataProto
-from drivetrain.seam.registry import resolve
+from drivetrain.seam.registry import get_registry, resolve
 from drivetrain.workers.generation import completions_to_batch, requests_of
 from drivetrain.workers.registration import register
 from drivetrain.workers.worker import Worker
@@ -96,9 +96,9 @@ class ActorRolloutRefWorker(Worker):
             ``attention_mask``, ``response_mask``, ``rollout_log_probs`` and the non-tensor columns of the prompts.
         """
         assert self.rollout is not None and self.config.rollout is not None
-        requests = requests_of(prompts, self.config.rollout, seed=self.config.trainer.seed)
-        completions = self.rollout.generate_batch(requests)
-        return completions_to_batch(prompts, completions, requests, pad_token_id=int(prompts.meta_info["pad_token_id"]))
+        rollout, pad = self.config.rollout, int(prompts.meta_info["pad_token_id"])
+        completions = self.rollout.generate_batch(requests_of(prompts, rollout, seed=self.config.trainer.seed))
+        return completions_to_batch(prompts, completions, rollout, pad_token_id=pad)
 
     @register("dp_compute_proto")
     def compute_log_prob(self, batch: DataProto) -> DataProto:
@@ -124,8 +124,9 @@ class ActorRolloutRefWorker(Worker):
 
     @property
     def _temperature(self) -> float:
-        """What logits are divided by: as in sampling; 1 without sampling, or when it is greedy."""
-        return (self.config.rollout.temperature if self.config.rollout else 1.0) or 1.0
+        """What logits are divided by: as in sampling, for an algorithm that samples; 1 otherwise, or if greedy."""
+        generates = get_registry().find("algorithms", self.config.algorithm.name).spec.generates
+        return (self.config.rollout.temperature if self.config.rollout and generates else 1.0) or 1.0
 
     @register()
     def save_checkpoint(self, folder: Path) -> None:

@@ -36,15 +36,14 @@ def requests_of(prompts: DataProto, config: RolloutConfig, *, seed: int) -> list
 def completions_to_batch(
     prompts: DataProto,
     completions: Sequence[Sequence[Completion]],
-    requests: Sequence[GenerationRequest],
+    config: RolloutConfig,
     *,
     pad_token_id: int,
 ) -> DataProto:
     """One row a completion; responses are right padded to the longest that was allowed, so that ranks agree."""
-    samples = len(requests[0].seeds)
-    width = requests[0].sampling.max_tokens
+    samples = int(prompts.meta_info.get("samples", 1))
     flat = [completion for group in completions for completion in group]
-    shape = (len(flat), width)
+    shape = (len(flat), config.max_response_tokens)
     responses = np.full(shape, pad_token_id, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.int64)
     log_probs = np.zeros(shape, dtype=np.float32)

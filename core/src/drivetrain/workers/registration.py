@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,28 +18,17 @@ class Registration:
     Attributes:
         dispatch_mode: name of the dispatch mode.
         mesh: name of the mesh whose layout the mode works with: ``train`` or ``rollout``.
-        execute_mode: all ranks, or rank 0 alone.
-        blocking: whether the caller waits for the result.
     """
 
     dispatch_mode: str
     mesh: str
-    execute_mode: Literal["all", "rank_zero"]
-    blocking: bool
 
 
-def register(
-    dispatch_mode: str = "one_to_all",
-    *,
-    mesh: str = "train",
-    execute_mode: Literal["all", "rank_zero"] = "all",
-    blocking: bool = True,
-) -> Callable[[F], F]:
+def register(dispatch_mode: str = "one_to_all", *, mesh: str = "train") -> Callable[[F], F]:
     """Mark a worker's method as callable from the driver; see :class:`Registration`."""
 
     def mark(method: F) -> F:
-        chosen = Registration(dispatch_mode=dispatch_mode, mesh=mesh, execute_mode=execute_mode, blocking=blocking)
-        setattr(method, _ATTRIBUTE, chosen)
+        setattr(method, _ATTRIBUTE, Registration(dispatch_mode=dispatch_mode, mesh=mesh))
         return method
 
     return mark

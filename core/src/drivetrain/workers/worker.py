@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from drivetrain.config import RunConfig
 from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
@@ -16,14 +14,16 @@ class Worker:
     Args:
         config: of the run.
         role: the roles it plays, joined by ``_``, such as ``actor_rollout_ref``.
+        rank, world_size: position among the workers of its group.
+        local_rank: position among those of its node.
     """
 
-    def __init__(self, config: RunConfig, role: str) -> None:
+    def __init__(
+        self, config: RunConfig, role: str, *, rank: int = 0, world_size: int = 1, local_rank: int = 0
+    ) -> None:
         self.config = config
         self.roles = tuple(role.split("_"))
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world_size = int(os.environ.get("WORLD_SIZE", 1))
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
 
     def layout(self, mesh: str) -> RankLayout:

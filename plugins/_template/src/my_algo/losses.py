@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate
+from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate, fill_masked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,5 +19,6 @@ def reinforce(outputs: LossInputs, batch: Mapping[str, Tensor], counts: Counts) 
         batch: ``advantages`` and ``response_mask`` (rows, response).
         counts: of the whole mini-batch; ``aggregate`` divides by them.
     """
-    losses = -batch["advantages"] * outputs.require("log_probs")
-    return LossResult(loss=aggregate(losses, batch["response_mask"], "token-mean", counts))
+    mask = batch["response_mask"]
+    losses = -fill_masked(batch["advantages"], mask) * fill_masked(outputs.require("log_probs"), mask)
+    return LossResult(loss=aggregate(losses, mask, "token-mean", counts))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain import Algorithm, LossTerm, compute_advantage
 from drivetrain.metrics import Mean, Metric, merge_metrics
-from drivetrain.numerics import fill_masked, group_index, group_mean_std, kl_penalty
+from drivetrain.numerics import fill_masked, group_index, group_mean_std, kl_penalty, masked_sum
 from drivetrain_algo_grpo.config import GRPOConfig
 
 if TYPE_CHECKING:
@@ -63,9 +63,17 @@ class GRPO(Algorithm):
         return fill_masked(kl, batch["response_mask"])
 
     def _batch_metrics(self, batch: DataProto) -> dict[str, Metric]:
-        mask = batch["response_mask"]
-        groups = group_mean_std(batch["scores"], group_index(batch.non_tensor_batch["uid"]))[1]
-        metrics: dict[str, Metric] = {"groups_without_signal": Mean((groups == 0).sum(), len(groups))}
-        if "ref_log_probs" in batch:
+        """What the terms of the objective do not tell by themselves."""
+        c, mask = self.config, batch["response_mask"]
+        std = group_mean_std(batch["scores"], group_index(batch.non_tensor_batch["uid"]))[1]
+        metrics: dict[str, Metric] = {"groups_without_signal": Mean((std == 0).sum(), len(std))}
+        if c.entropy_coef == 0:
+            # exact where log-probs were recomputed; else estimated from the drawn tokens, as the mean of -log p
+            entropy = batch["entropy"] if "entropy" in batch else -batch["rollout_log_probs"]
+            metrics["entropy"] = Mean(masked_sum(entropy, mask), mask.sum())
+        if c.old_log_probs == "recompute":
+            difference = (batch["old_log_probs"] - batch["rollout_log_probs"]).abs()
+            metrics["rollout_mismatch"] = Mean(masked_sum(difference, mask), mask.sum())
+        if c.kl_coef > 0 and c.kl_in == "reward":
             metrics["kl"] = Mean(self._kl(batch).sum(), mask.sum())
         return metrics

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from drivetrain.config import AlgorithmConfig, Problem, check_options
+from drivetrain.seam.registry import get_registry
 
 if TYPE_CHECKING:
     from drivetrain.config import RunConfig
@@ -47,19 +48,23 @@ class GRPOConfig(AlgorithmConfig):
     def roles(self) -> tuple[str, ...]:
         return ("actor", "ref") if self.kl_coef > 0 else ("actor",)
 
+    def required_capabilities(self) -> tuple[str, ...]:
+        return ("backend.log_probs",) if self.old_log_probs == "recompute" or self.kl_coef > 0 else ()
+
     def samples_per_prompt(self) -> int:
         return self.group_size
 
     def advantage_options(self) -> dict[str, Any]:
-        """Keyword arguments of the estimator: the section's own for ``grpo``, what was set for another one."""
-        return {**self._options(ADVANTAGE_KEYS, everything=self.advantage == "grpo"), **self.advantage_args}
+        """Keyword arguments of the estimator: those of the section that it takes, and the further ones."""
+        return {**self._options("advantage_estimators", self.advantage, ADVANTAGE_KEYS), **self.advantage_args}
 
     def policy_loss_options(self) -> dict[str, Any]:
-        """Keyword arguments of the policy loss: the section's own for ``clip``, what was set for another one."""
-        return {**self._options(POLICY_LOSS_KEYS, everything=self.policy_loss == "clip"), **self.policy_loss_args}
+        """Keyword arguments of the policy loss: those of the section that it takes, and the further ones."""
+        return {**self._options("policy_losses", self.policy_loss, POLICY_LOSS_KEYS), **self.policy_loss_args}
 
-    def _options(self, keys: tuple[str, ...], everything: bool) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in keys if everything or key in self.model_fields_set}
+    def _options(self, hook: str, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+        taken = get_registry().find(hook, name).spec.options
+        return {key: getattr(self, key) for key in keys if key in taken}
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from check_options(self, registry, field="advantage", hook="advantage_estimators", own=ADVANTAGE_KEYS,
@@ -69,6 +74,12 @@ class GRPOConfig(AlgorithmConfig):
         if self.aggregation == "seq-mean-token-sum-norm" and self.scale is None:
             yield Problem(key="scale", what="seq-mean-token-sum-norm divides by a constant length that is not set",
                           mend="set algorithm.scale, for example to rollout.max_response_tokens")  # fmt: skip
+        if self.aggregation != "seq-mean-token-sum-norm" and self.scale is not None:
+            yield Problem(key="scale", what=f"aggregation {self.aggregation} does not divide by a constant length",
+                          mend="remove algorithm.scale, or set aggregation to seq-mean-token-sum-norm")  # fmt: skip
+        for key in ("kl_kind", "kl_in"):
+            if self.kl_coef == 0 and getattr(self, key) != type(self).model_fields[key].default:
+                yield Problem(key=key, what="is not read while kl_coef is 0", mend=f"set kl_coef, or remove {key}")
         if self.old_log_probs == "rollout" and run.rollout is not None:
             if run.rollout.truncates_distribution:
                 yield Problem(key="old_log_probs", what="the rollout's log-probs are of a distribution that top-k, "

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +45,13 @@ class Group:
         """``(1, heads, tokens, dim)`` to ``(sequences, heads, longest, dim)``; a view where no padding is needed."""
         tokens = packed[0].transpose(0, 1)[self.start : self.stop]
         if self.place is not None:
-            tokens = _Spread.apply(tokens, self.place, self.sequences * self.longest)
-        return tokens.unflatten(0, (self.sequences, self.longest)).transpose(1, 2)
+            tokens = cast(Tensor, _Spread.apply(tokens, self.place, self.sequences * self.longest))
+        return tokens.reshape(self.sequences, self.longest, *tokens.shape[1:]).transpose(1, 2)
 
     def join(self, separate: Tensor) -> Tensor:
         """``(sequences, heads, longest, dim)`` to ``(stop - start, heads, dim)``."""
         tokens = separate.transpose(1, 2).flatten(0, 1)
-        return tokens if self.place is None else _Gather.apply(tokens, self.place)
+        return tokens if self.place is None else cast(Tensor, _Gather.apply(tokens, self.place))
 
 
 class _Spread(torch.autograd.Function):
@@ -129,7 +129,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention by transformers' protocol: ``(1, heads, tokens, dim)`` to ``(1, tokens, heads, dim)``."""
     packing = _active.get()
-    softcap = kwargs.get("softcap")
+    softcap = cast("float | None", kwargs.get("softcap"))
     if packing is None and softcap is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -138,6 +138,7 @@ def attention(
         if kwargs.get(name) is not None:
             raise UserError(f"attention with {name!r} is not implemented", where="backend fsdp")
     if packing is None:
+        assert softcap is not None
         return _softcapped(query, key, value, attention_mask, scaling, softcap).transpose(1, 2), None
     grouped_heads = query.shape[1] != key.shape[1]
     # The kernels that save memory share key heads only where no mask is given and, but for the CPU, in half precision.
@@ -176,7 +177,7 @@ def _softcapped(
     return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
 
 
-def attention_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
+def attention_mask(*, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
     """The mask that :func:`attention` gets.
 
     None while a packing is active, except where sequences are longer than the window or chunk ``local_size`` that a
@@ -185,12 +186,12 @@ def attention_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> 
     """
     packing = _active.get()
     if packing is None:
-        return sdpa_mask(*args, local_size=local_size, **kwargs)
+        return sdpa_mask(local_size=local_size, **kwargs)
     longest = packing[0].longest
     if local_size is None or longest <= local_size:
         return None
     kwargs |= {"q_length": longest, "kv_length": longest, "attention_mask": None, "allow_is_causal_skip": False}
-    return sdpa_mask(*args, local_size=local_size, **kwargs)
+    return sdpa_mask(local_size=local_size, **kwargs)
 
 
 def register() -> None:

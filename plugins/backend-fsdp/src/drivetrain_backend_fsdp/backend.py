@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,7 +49,7 @@ class FSDPBackend(TrainingBackend):
         if context.world_size > 1:
             sharding.shard(model, layers, device_type=self.device.type, world_size=context.world_size)
         self.model: PreTrainedModel = cast(Any, model).to(self.device)
-        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
         models.verify(self.model, self.device)
         sharding.release(self.model)
@@ -134,8 +135,12 @@ class FSDPBackend(TrainingBackend):
         """
         if not temperature > 0:
             raise UserError(f"log-probabilities at temperature {temperature} are undefined", where="temperature")
-        if packed is None and self.context.world_size == 1:
-            return None
+        if packed is None:
+            if self.context.world_size == 1:
+                return None
+            packed = filler(self.device)
+        target = packed.target
+        compute_dtype = getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
 
         def consume(hidden: Tensor, head: Head) -> dict[str, Tensor]:
             dtype = compute_dtype or head.weight.dtype
@@ -143,19 +148,17 @@ class FSDPBackend(TrainingBackend):
                         scale=head.scale, softcap=head.softcap)  # fmt: skip
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
-                    hidden.to(dtype), packed.target, head, temperature=temperature,
+                    hidden.to(dtype), target, head, temperature=temperature,
                     chunk_tokens=self.config.log_prob_chunk_tokens, entropy=entropy,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 
-        packed = filler(self.device) if packed is None else packed
-        compute_dtype = getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
         with torch.autocast(self.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
             return cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
 
     def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
         """Rows of each micro-batch."""
-        budget = self.config.micro_batch_tokens or (4096 if self.device.type == "cpu" else 16384)
+        budget = self.config.micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
         return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), budget)
 
     def _even(self, plan: list[list[int]]) -> list[list[int]]:
@@ -168,7 +171,7 @@ class FSDPBackend(TrainingBackend):
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         grads = [cast(Tensor, p.grad) for p in parameters]
         norm = float(sharding.whole(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
-        if not torch.tensor([loss, norm]).isfinite().all():
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}; no weight was changed",
                                  where=f"update of {self.context.role}",

@@ -16,7 +16,7 @@ class FSDPConfig(PluginConfig):
     micro_batch_tokens: int | None = Field(
         None,
         gt=0,
-        description="Tokens of one packed micro-batch; a longer sequence travels alone. Omitted: 4096 on a CPU, whose"
+        description="Tokens of one packed micro-batch; a longer sequence travels alone. Omitted: 2048 on a CPU, whose"
         " caches hold little, and 16384 elsewhere.",
     )
     log_prob_chunk_tokens: int = Field(

@@ -105,13 +105,12 @@ class _TokenLogProbs(torch.autograd.Function):
             y, slope = targets[part, None], scale / temperature
             last, ctx.last = (ctx.last, None) if start + chunk >= len(hidden) else (None, ctx.last)
             # The gradient of the logits is `factor * inner`, the factor one number a token.
-            if grad_entropies is None and softcap is None:
+            if grad_log_probs is not None and grad_entropies is None and softcap is None:
                 inner = head.logits(hidden[part], temperature).softmax(dim=-1) if last is None else last.exp_()
                 inner.scatter_add_(1, y, torch.full_like(y, -1, dtype=inner.dtype))
                 factor = grad_log_probs[part, None] * -slope
             else:
-                z = None if last is not None and softcap is None else head.logits(hidden[part], temperature)
-                log_p = z.log_softmax(dim=-1) if last is None else last
+                log_p = head.logits(hidden[part], temperature).log_softmax(dim=-1) if last is None else last
                 inner = torch.zeros_like(log_p)
                 if grad_entropies is not None:
                     inner -= grad_entropies[part, None] * (log_p + entropies[part, None])
@@ -121,7 +120,8 @@ class _TokenLogProbs(torch.autograd.Function):
                 if grad_log_probs is not None:
                     inner.scatter_add_(1, y, grad_log_probs[part, None])
                 if softcap is not None:
-                    inner *= 1 - (z * (temperature / softcap)).square_()
+                    bent = head.logits(hidden[part]) / softcap
+                    inner *= 1 - bent.square_()
                 factor = inner.new_full((len(y), 1), slope)
             inner = inner.to(weight.dtype)
             if grad_hidden is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from drivetrain import UserError
 from drivetrain_backend_fsdp import attention
@@ -44,11 +44,12 @@ def load(context: BackendContext) -> PreTrainedModel:
         if model.init == "random":
             with torch.random.fork_rng():
                 torch.manual_seed(context.seed)
-                loaded = AutoModelForCausalLM.from_config(config, **options)
+                loaded = cast(Any, AutoModelForCausalLM.from_config(config, **options))
+            if (model.path / "generation_config.json").is_file():
+                loaded.generation_config = GenerationConfig.from_pretrained(model.path)
         else:
-            loaded, report = AutoModelForCausalLM.from_pretrained(
-                model.path, config=config, output_loading_info=True, **options
-            )
+            options |= {"config": config, "output_loading_info": True}
+            loaded, report = cast(Any, AutoModelForCausalLM.from_pretrained(model.path, **options))
             if missing := sorted(report["missing_keys"]):
                 raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=where,
                                 mend="export the whole model, or set model.init=random")  # fmt: skip
@@ -59,8 +60,13 @@ def load(context: BackendContext) -> PreTrainedModel:
     if not isinstance(loaded.get_output_embeddings(), nn.Linear):
         raise UserError(f"{type(loaded).__name__} has no linear output layer", where=where)
     loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
-    cast(Any, loaded).packed_forward = types.MethodType(_packed_forward, loaded)
+    loaded.packed_forward = types.MethodType(_packed_forward, loaded)
     return cast(PreTrainedModel, loaded)
+
+
+def body(model: PreTrainedModel) -> nn.Module:
+    """What turns tokens into hidden states; some families put it elsewhere than where they say."""
+    return cast(nn.Module, model.base_model if model.base_model is not model else cast(Any, model).model)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -85,7 +91,7 @@ def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) ->
     A method of the model, so that sharding gathers what it needs around it.
     """
     with attention.packed(attention.groups(packed.lengths, packed.input_ids.device)):
-        outputs = self.base_model(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
+        outputs = body(self)(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
     return consume(outputs.last_hidden_state[0].index_select(0, packed.predictor), head(self))
 
 
@@ -110,8 +116,11 @@ def verify(model: PreTrainedModel, device: torch.device) -> None:
     model.set_attn_implementation(attention.NAME)
     ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
     errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, 6)
-    limit = 1e-3 if model.dtype == torch.float32 else 0.1
-    if bool((errors.median(dim=1).values > limit).any()):
+    if model.dtype == torch.float32:
+        differ = errors.amax() > 1e-3
+    else:  # rounding may send a token to another expert
+        differ = errors.median(dim=1).values.amax() > 0.1
+    if bool(differ):
         raise UserError(
             f"{type(model).__name__} on packed sequences gives other logits than by itself"
             f" (relative difference {float(errors.max()):.2g})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Columns(Mapping[str, Tensor]):
 
     def _fetch(self, name: str) -> Tensor:
         if name in self._batch.batch:
-            return self._batch.batch[name]
+            return cast(Tensor, self._batch.batch[name])
         array = self._batch.non_tensor_batch[name]
         return group_index(array.tolist()) if array.dtype == object else torch.as_tensor(array)
 
@@ -73,7 +73,11 @@ class Objective:
         """
         registry = get_registry()
         found = tuple(
-            (term, resolve("policy_losses", term.name), registry.select("policy_losses", term.name).spec)
+            (
+                term,
+                resolve("policy_losses", term.name),
+                cast("PolicyLossSpec", registry.select("policy_losses", term.name).spec),
+            )
             for term in terms
             if term.weight != 0
         )

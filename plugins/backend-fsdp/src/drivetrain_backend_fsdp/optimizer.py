@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,8 +25,8 @@ def adamw(parameters: Iterable[tuple[str, nn.Parameter]], config: AdamWConfig) -
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    options = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    make = partial(torch.optim.AdamW, groups, lr=config.lr, betas=config.betas, eps=config.eps)
     try:
-        return torch.optim.AdamW(groups, **options, fused=True)
+        return make(fused=True)
     except RuntimeError:  # no fused kernel for this device or dtype
-        return torch.optim.AdamW(groups, **options)
+        return make()

@@ -91,7 +91,7 @@ def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"model.{name}", tensor
 
 
-def _names(model: nn.Module) -> dict[nn.Parameter, str]:
+def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 

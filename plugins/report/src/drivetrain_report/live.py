@@ -25,6 +25,7 @@ PHASE_COLORS = {
 CELLS = (
     ("response", "train/response_tokens", "tokens"),
     ("KL", "train/kl", "nats a token"),
+    ("KL step", "train/approx_kl", "nats a token"),
     ("entropy", "train/entropy", "nats a token"),
     ("speed", "throughput/tokens_per_s", "tokens/s"),
 )

@@ -1,0 +1,115 @@
+"""Evaluation and the metrics of any batch."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from driver_rig import phases
+
+from drivetrain.config import EvaluationConfig
+from drivetrain.contracts.data import Score
+from drivetrain.driver.evaluation import SAMPLES_KEPT, evaluate
+from drivetrain.driver.rewarding import PanelReward, RewardPanel
+from drivetrain.driver.stats import batch_metrics
+from drivetrain.protocol import DataProto
+
+
+class Letters:
+    """Decodes token 0 to ``a``, 1 to ``b``, ..."""
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+class Held:
+    """Held-out prompts whose answer is ``a``; every third one is from ``easy``."""
+
+    def __init__(self, count: int, sources: tuple[str, ...] = ("easy", "hard", "hard")) -> None:
+        self.count, self.sources = count, sources
+
+    def all_batches(self, prompts: int) -> Any:
+        for start in range(0, self.count, prompts):
+            numbers = range(start, min(start + prompts, self.count))
+            yield DataProto.from_single_dict(
+                {"number": torch.tensor(numbers), "raw_prompt": [f"q{n}" for n in numbers],
+                 "answer": ["a" for _ in numbers], "extra": [{} for _ in numbers],
+                 "data_source": [self.sources[n % len(self.sources)] for n in numbers]}
+            )  # fmt: skip
+
+
+def generate(prompts: DataProto, *, samples: int, temperature: float, phase: str) -> DataProto:
+    """Answers ``a`` to easy prompts and ``bc`` to all others."""
+    assert phase == "evaluate" and temperature == 0.0
+    rows = prompts.repeat(samples)
+    easy = torch.tensor([source == "easy" for source in rows["data_source"]])
+    mask = torch.stack([torch.ones(len(rows)), (~easy).float()], dim=1).long()
+    responses = torch.where(easy[:, None], torch.tensor([0, 9]), torch.tensor([1, 2]))
+    return rows.with_columns(responses=responses, response_mask=mask, finish_reason=["stop"] * len(rows))
+
+
+def judge(samples: Any) -> list[Score]:
+    return [Score(2.0 * (s.response == s.answer), correct=s.response == s.answer) for s in samples]
+
+
+def session(held: Held, reward: Any = judge, **options: Any) -> Any:
+    return SimpleNamespace(
+        run=SimpleNamespace(trainer=SimpleNamespace(eval=EvaluationConfig(**options))),
+        eval_prompts=held, tokenizer=Letters(), phases=phases(),
+        roles=SimpleNamespace(rollout=SimpleNamespace(generate=generate)),
+        rewards=RewardPanel([PanelReward(label="judge", reward=reward, weight=0.5)], Letters()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_prompts": 4}, {"samples": 2}])
+def test_metrics_by_data_source(options: dict[str, int]) -> None:
+    got = evaluate(session(Held(6), **options)).metrics
+    assert got == pytest.approx(
+        {
+            "eval/accuracy": 2 / 6, "eval/easy/accuracy": 1, "eval/hard/accuracy": 0,
+            "eval/reward": 2 / 6, "eval/easy/reward": 1, "eval/hard/reward": 0,
+            "eval/reward/judge": 4 / 6, "eval/response_tokens": (2 * 1 + 4 * 2) / 6,
+        }
+    )  # fmt: skip
+
+
+def test_one_source_is_not_repeated() -> None:
+    got = evaluate(session(Held(3, ("easy",)))).metrics
+    assert got.keys() == {"eval/accuracy", "eval/reward", "eval/reward/judge", "eval/response_tokens"}
+
+
+def test_no_accuracy_where_no_reward_judges_correctness() -> None:
+    got = evaluate(session(Held(3), reward=lambda samples: [1.0] * len(samples))).metrics
+    assert not [name for name in got if "accuracy" in name] and got["eval/reward"] == 0.5
+
+
+def test_the_first_samples_are_shown() -> None:
+    shown = evaluate(session(Held(SAMPLES_KEPT + 9), batch_prompts=10)).samples
+    assert [row["prompt"] for row in shown] == [f"q{n}" for n in range(SAMPLES_KEPT)]
+    assert shown[:2] == [
+        {"prompt": "q0", "response": "a", "answer": "a", "score": 1.0, "correct": True, "data_source": "easy",
+         "finish_reason": "stop"},
+        {"prompt": "q1", "response": "bc", "answer": "a", "score": 0.0, "correct": False, "data_source": "hard",
+         "finish_reason": "stop"},
+    ]  # fmt: skip
+
+
+def scored(**columns: Any) -> DataProto:
+    return DataProto.from_single_dict({"response_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]), **columns})
+
+
+def test_metrics_of_a_batch() -> None:
+    columns = {"scores": torch.tensor([1.0, 0.0]), "reward/words": torch.tensor([3.0, 1.0]),
+               "correct": torch.tensor([1.0, 0.0]), "finish_reason": ["length", "stop"]}  # fmt: skip
+    assert batch_metrics(scored(**columns)) == {
+        "reward": 0.5, "reward/words": 2.0, "accuracy": 0.5, "response_tokens": 2.0, "response_tokens_max": 3.0,
+        "truncated": 0.5,
+    }  # fmt: skip
+    assert batch_metrics(scored()) == {"response_tokens": 2.0, "response_tokens_max": 3.0}
+
+
+def test_accuracy_needs_a_judgement_of_every_row() -> None:
+    assert "accuracy" not in batch_metrics(scored(correct=torch.tensor([1.0, math.nan])))

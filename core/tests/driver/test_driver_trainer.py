@@ -1,0 +1,119 @@
+"""The loop: what is saved when, how it stops, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from driver_rig import Little, NoModels
+
+from drivetrain.contracts.tracker import RunResult
+from drivetrain.driver import checkpoints
+from drivetrain.driver.tracking import Tracking
+from drivetrain.driver.trainer import Trainer
+from drivetrain.errors import UserError
+
+
+class Stop:
+    """A signal that arrives after so many questions whether one has."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self) -> bool:
+        self.after -= 1
+        return self.after < 0
+
+
+@pytest.fixture
+def trainer(little: Little, tmp_path: Path):
+    def make(*overrides: str, resume: int | None = None) -> Trainer:
+        run = little.config("trackers=[{name: jsonl}]", f"trainer.run_dir={tmp_path / 'run'}", *overrides)
+        run.trainer.run_dir.mkdir(exist_ok=True)
+        session = NoModels(run)
+        tracking = Tracking(run)
+        tracking.progress = session.progress
+        made = Trainer(session, tracking, run.trainer.run_dir)
+        if resume is not None:
+            made.resume(checkpoints.folder_of(run.trainer.run_dir, resume))
+        return made
+
+    return make
+
+
+def saved(folder: Path) -> list[int]:
+    return [checkpoints.read_state(path)["step"] for path in checkpoints.complete(folder / "run")]
+
+
+def logged(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_saves_as_planned_and_at_the_end(trainer, tmp_path: Path) -> None:
+    result: RunResult = trainer("trainer.save_every=2", "trainer.steps=5", "trainer.keep_checkpoints=9").train()
+    assert (result.status, result.steps_done, result.last_metrics["train/total"]) == ("finished", 5, 10)
+    assert saved(tmp_path) == [2, 4, 5]
+    assert logged(tmp_path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_some_steps_are_logged(trainer, tmp_path: Path) -> None:
+    trainer("trainer.log_every=3", "trainer.steps=7").train()
+    assert logged(tmp_path) == [0, 3, 6, 7]
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_a_stop_that_comes_at_any_time_loses_no_step(trainer, tmp_path: Path, after: int) -> None:
+    result = trainer().train(Stop(after))
+    assert result.status == ("finished" if after == 4 else "interrupted")
+    assert saved(tmp_path) == [result.steps_done] * (after > 0) and logged(tmp_path)[-1] == result.steps_done == after
+
+
+def test_a_stop_that_comes_while_the_step_is_logged_is_obeyed_in_the_next(trainer, tmp_path: Path) -> None:
+    made = trainer()
+    requested = False
+    write = made.tracking.metrics
+
+    def metrics(step: int, numbers: dict[str, float]) -> None:
+        nonlocal requested
+        requested = requested or step == 2
+        write(step, numbers)
+
+    made.tracking.metrics = metrics
+    result = made.train(lambda: requested)
+    assert (result.status, result.steps_done) == ("interrupted", 3)
+    assert saved(tmp_path) == [3]
+
+
+def test_a_resumed_run_goes_on_where_it_was(trainer, tmp_path: Path) -> None:
+    trainer("trainer.save_every=1").train(Stop(3))
+    made = trainer(resume=2)
+    assert made.session.loaded == "2" and made.session.train_prompts.position == 4
+    assert made.train().last_metrics["train/total"] == 8
+    assert logged(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_never_saved_starts_over(trainer, tmp_path: Path) -> None:
+    trainer().train(Stop(0))
+    trainer().train()
+    assert logged(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_finished_run_has_nothing_to_resume(trainer, tmp_path: Path) -> None:
+    trainer().train()
+    result = trainer(resume=4).train()
+    assert (result.status, result.steps_done) == ("finished", 4) and logged(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_going_back_to_an_earlier_checkpoint_keeps_what_comes_of_it(trainer, tmp_path: Path) -> None:
+    trainer("trainer.save_every=1", "trainer.keep_checkpoints=9").train()
+    trainer("trainer.keep_checkpoints=1", resume=1).train(Stop(1))
+    assert saved(tmp_path) == [2] and logged(tmp_path) == [0, 1, 2]
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(trainer, tmp_path: Path) -> None:
+    trainer().train()
+    state = checkpoints.folder_of(tmp_path / "run", 4) / checkpoints.STATE_FILE
+    state.write_text(state.read_text().replace('"count"', '"other"'))
+    with pytest.raises(UserError, match="'other', not 'count'"):
+        trainer(resume=4)

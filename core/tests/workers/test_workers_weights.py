@@ -1,0 +1,130 @@
+"""Weights on loan: bounded buckets, an end, and checks at the receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from drivetrain.errors import ExpiredWeightsError, WeightStreamError
+from drivetrain.weights import Manifest, WeightEntry, fingerprint, lend
+
+SIZES = {"a": 4, "b": 4, "big": 40, "c": 8, "tied": 6, "d": 2}  # numbers of 4 bytes
+
+
+def tensors(drawn: list[str] | None = None) -> Iterator[tuple[str, Tensor, str | None]]:
+    for name, size in SIZES.items():
+        if drawn is not None:
+            drawn.append(name)
+        yield name, torch.full((size,), float(size)), "a" if name == "tied" else None
+
+
+def test_buckets_are_bounded_and_a_larger_tensor_travels_alone() -> None:
+    with lend(tensors(), bucket_bytes=40, version=3) as stream:
+        buckets = list(stream)
+        assert [[entry.name for entry in bucket.entries] for bucket in buckets] == [
+            ["a", "b"], ["big"], ["c", "tied", "d"]
+        ]  # fmt: skip
+        assert [sum(entry.nbytes for entry in bucket.entries) for bucket in buckets] == [32, 160, 40]
+        assert {bucket.version for bucket in buckets} == {3}
+
+
+def test_tensors_are_drawn_bucket_by_bucket() -> None:
+    drawn: list[str] = []
+    with lend(tensors(drawn), bucket_bytes=40) as stream:
+        assert drawn == []
+        next(iter(stream))
+        assert drawn == ["a", "b", "big"]
+
+
+def test_an_alias_has_a_name_and_a_shape_but_no_tensor() -> None:
+    with lend(tensors(), bucket_bytes=40) as stream:
+        alias = next(entry for bucket in stream for entry in bucket.entries if entry.alias)
+        assert (alias.name, alias.alias, alias.shape, alias.nbytes) == ("tied", "a", (6,), 0)
+        with pytest.raises(WeightStreamError, match="'tied' is an alias of 'a'"):
+            _ = alias.tensor
+
+
+def test_an_entry_cannot_be_touched_after_the_loan() -> None:
+    with lend(tensors(), bucket_bytes=40) as stream:
+        entry = next(iter(stream)).entries[0]
+        assert entry.tensor.tolist() == [4.0] * 4
+    with pytest.raises(ExpiredWeightsError, match="'a'"):
+        _ = entry.tensor
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_stream_cannot_be_iterated_after_the_loan(taken: int) -> None:
+    drawn: list[str] = []
+    with lend(tensors(drawn), bucket_bytes=40) as stream:
+        going = iter(stream)
+        for _ in range(taken):
+            next(going)
+    before = list(drawn)
+    for late in (going, iter(stream)):
+        with pytest.raises(ExpiredWeightsError):
+            next(late)
+    assert drawn == before  # a tensor that is gathered from all ranks would wait for them
+
+
+def test_the_loan_ends_with_an_error_too() -> None:
+    with pytest.raises(RuntimeError), lend(tensors(), bucket_bytes=40) as stream:
+        entry = next(iter(stream)).entries[0]
+        raise RuntimeError
+    with pytest.raises(ExpiredWeightsError):
+        _ = entry.tensor
+
+
+def entry(name: str, *shape: int) -> WeightEntry:
+    return WeightEntry(name=name, shape=shape, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "sent, said",
+    [
+        ([entry("a", 2), entry("c", 2)], "'c' was sent, but"),
+        ([entry("a", 2), entry("a", 2)], "'a' was sent twice"),
+        ([entry("a", 3)], r"\(3,\); expected \(2,\)"),
+        ([entry("a", 2)], "1 weights were not sent, first 'b'"),
+        ([], "2 weights were not sent, first 'a'"),
+    ],
+)
+def test_a_receiver_wants_each_weight_once(sent: list[WeightEntry], said: str) -> None:
+    manifest = Manifest({"a": ((2,), torch.float32), "b": ((), torch.float32)})
+    with pytest.raises(WeightStreamError, match=said):
+        for one in sent:
+            manifest.accept(one)
+        manifest.complete()
+
+
+def test_a_whole_model_is_accepted_in_any_order() -> None:
+    manifest = Manifest({"a": ((2,), torch.float32), "b": ((), torch.float32)})
+    for one in (entry("b"), entry("a", 2)):
+        manifest.accept(one)
+    manifest.complete()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_equal_content_has_an_equal_fingerprint(dtype: torch.dtype) -> None:
+    tensor = torch.arange(12).reshape(3, 4).remainder(2).to(dtype)
+    transposed = tensor.t().contiguous().t()  # the same numbers in another order of memory
+    assert not transposed.is_contiguous()
+    assert fingerprint(tensor) == fingerprint(tensor.clone()) == fingerprint(transposed)
+
+
+def test_any_difference_changes_the_fingerprint() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+    changed = tensor.clone()
+    changed[2, 3] = torch.nextafter(changed[2, 3], torch.tensor(99.0))
+    others = [
+        tensor,
+        changed,
+        tensor.reshape(4, 3),
+        tensor.view(torch.int32),
+        tensor.flip(0),
+        torch.zeros(0),
+        torch.tensor(1.0),
+    ]
+    assert len({fingerprint(other) for other in others}) == len(others)
