@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/algo-grpo plugins/algo-sft plugins/backend-fsdp plugins/report plugins/rollout-hf plugins/tasks
+PACKAGES := core plugins/algo-grpo plugins/algo-sft plugins/backend-fsdp plugins/hardware-cuda plugins/report plugins/rollout-hf plugins/tasks
 TORCH := 2.13.0
 CONSTRAINTS := constraints/cpu.txt
 # One thread a process: small models run faster so, and processes side by side do not spin.
@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy core/src plugins/algo-grpo/src plugins/algo-sft/src plugins/report/src plugins/tasks/src
+	$(BIN)/mypy core/src $(wildcard plugins/*/src)
 
 isolation: $(VENV)/.installed-test
 	$(BIN)/nox --session isolated

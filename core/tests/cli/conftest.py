@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-for folder in ("driver", "seam"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "driver"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "seam"))
 
 from little_distributions import Site
 from only_installed import only_installed
@@ -56,15 +56,12 @@ WORK = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    made = Site(folder)
-    made.add("acme-tools", PLUGIN, files={"work.py": WORK})
-    with only_installed(folder):
+def site(tmp_path: Path) -> Iterator[Site]:
+    with only_installed(tmp_path / "site"):
+        made = Site(tmp_path / "site")
+        made.add("acme-tools", PLUGIN, files={"work.py": WORK})
         yield made
-    made.forget()
+        made.forget()
 
 
 @pytest.fixture

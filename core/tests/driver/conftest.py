@@ -16,11 +16,8 @@ from only_installed import only_installed
 
 
 @pytest.fixture
-def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Little]:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    with only_installed(folder):
-        made = Little(folder)
+def little(tmp_path: Path) -> Iterator[Little]:
+    with only_installed(tmp_path / "site"):
+        made = Little(tmp_path / "site")
         yield made
-    made.site.forget()
+        made.site.forget()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-for folder in ("driver", "seam"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "driver"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "seam"))
 
 from little_distributions import Site
 from only_installed import only_installed
@@ -43,20 +43,19 @@ CHIP = """
 
 
 @pytest.fixture
-def detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+def detected(tmp_path: Path) -> Iterator:
     """The hardware that ``auto`` chooses on a machine with so many devices of each kind."""
-    site = Site(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    with only_installed(tmp_path / "site"):
+        site = Site(tmp_path / "site")
 
-    def choose(**kinds: int) -> CPU:
-        for name, count in kinds.items():
-            site.add(f"acme-{name}", PLUGIN, files={"work.py": CHIP % count})
-        get_registry.cache_clear()
-        return auto_hardware.detect(PluginConfig(name="auto"))
+        def choose(**kinds: int) -> CPU:
+            for name, count in kinds.items():
+                site.add(f"acme-{name}", PLUGIN, files={"work.py": CHIP % count})
+            get_registry.cache_clear()
+            return auto_hardware.detect(PluginConfig(name="auto"))
 
-    with only_installed(tmp_path):
         yield choose
-    site.forget()
+        site.forget()
 
 
 def test_auto_takes_the_accelerator_that_is_there(detected) -> None:

@@ -77,11 +77,11 @@ CHOSEN = ["algorithm.advantage=raw", "algorithm.advantage_args={offset: 2}", "al
 @pytest.fixture
 def with_parts(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A config that leaves the options of ``clip`` alone, on a machine where ``acme-parts`` is installed."""
+    before = registry.get_registry()
     rig.install(tmp_path, "acme-parts", {"plugin.py": PLUGIN, "work.py": WORK})
     monkeypatch.syspath_prepend(str(tmp_path))
     path = run_file.with_name("parts.yaml")
     path.write_text(run_file.read_text().replace("  clip_high: 0.3\n", ""))
-    before = registry.get_registry()
     use(registry.Registry([*INSTALLED, *scan([str(tmp_path)])]))
     yield path
     use(before)

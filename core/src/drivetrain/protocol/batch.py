@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 from torch import Tensor
 
 from drivetrain.protocol.handles import ColumnHandle, RowView
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Stored = Tensor | ColumnHandle | NDArray[Any]
 
@@ -49,6 +51,8 @@ class Columns(UserDict[str, Any]):
 
     def tensordict(self) -> TensorDict:
         """These columns as a new `TensorDict` of batch size `(rows,)`; fetches what is elsewhere."""
+        from tensordict import TensorDict  # takes seconds to import, and is not needed before
+
         return TensorDict(dict(self)).auto_batch_size_(1)
 
 
