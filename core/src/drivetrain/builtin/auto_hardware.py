@@ -14,9 +14,11 @@ def detected_name() -> str:
     """Name of the hardware to use.
 
     Raises:
-        UserError: accelerators of two kinds are there.
+        UserError: accelerators of two kinds are there, or a kind is installed that cannot be asked.
     """
     registry = get_registry()
+    for name in sorted(name for hook, name in registry.offers if hook == "hardware"):
+        registry.select("hardware", name)  # one in conflict may be the one that is there
     specs = [spec for spec in registry.specs("hardware") if spec.name != AUTO]
     present = [spec for spec in specs if registry.load("hardware", spec.name).detect() > 0]
     accelerators = [spec.name for spec in present if not spec.fallback]

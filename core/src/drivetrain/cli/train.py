@@ -27,7 +27,9 @@ def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite
 
     run_dir = run.trainer.run_dir.absolute()
     found = checkpoints.complete(run_dir) if resume == "auto" else [checkpoints.find(Path(resume))] if resume else []
-    notes = [*resolved.notes, *run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)]
+    broken = [row for row in get_registry().rows() if row.status not in ("ok", "disabled")]
+    notes = [f"not loadable: {row.distribution} {row.version} {row.reason}" for row in broken]
+    notes += [*resolved.notes, *run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)]
     if resume:
         notes.append(f"resuming from {found[-1]}" if found else f"no checkpoint in {run_dir}; starting at step 1")
     tracking = Tracking(run)
