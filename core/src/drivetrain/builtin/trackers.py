@@ -73,7 +73,8 @@ class LinesTracker(Tracker):
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         words = [f"{label} {form.format(metrics[key])}" for label, key, form in self._shown if key in metrics]
-        print(f"step {step}/{self._planned}  " + "  ".join(words), file=self._out, flush=True)
+        if words:
+            print(f"step {step}/{self._planned}  " + "  ".join(words), file=self._out, flush=True)
 
     def ended(self, result: RunResult) -> None:
         text = f"{result.status}: {result.steps_done} of {result.steps_planned} steps, {result.run_dir}"
