@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from little_engines import PLUGIN, RUN, SECTIONS, Load, Program, Refused
 
 from drivetrain.config.resolve import Resolved, load_config
 from drivetrain.errors import DrivetrainError
-from drivetrain.seam import registry as registry_module
 from drivetrain.seam.registry import Registry
 
 
@@ -64,10 +63,9 @@ def refused(load: Load) -> Refused:
 
 
 @pytest.fixture
-def program(registry: Registry, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(registry: Registry, run_file: Path, make_current: Callable[[Registry], None]) -> Program:
     """The ``drivetrain`` program with the little distributions alone; returns its exit code."""
-    from drivetrain.cli import main, show
+    from drivetrain.cli import main
 
-    for module in (registry_module, show):
-        monkeypatch.setattr(module, "get_registry", lambda: registry)
+    make_current(registry)
     return lambda *words: main.run(list(words))

@@ -36,13 +36,13 @@ def test_what_a_crash_leaves_is_never_found(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(tmp_path, 2, {"step": 2}, crash)
-    assert checkpoints.find(tmp_path) == first
+    assert checkpoints.find(tmp_path, print) == first
     left = next(path for path in (tmp_path / "checkpoints").iterdir() if path != first)
     (left / checkpoints.STATE_FILE).write_text("{}")  # as if it had happened just before the renaming
-    assert checkpoints.find(tmp_path) == first
+    assert checkpoints.find(tmp_path, print) == first
     again = save(tmp_path, 2)
     assert [path.name for path in again.iterdir() if path.name == "model"] == ["model"]
-    assert checkpoints.find(tmp_path) == again and not left.exists()
+    assert checkpoints.find(tmp_path, print) == again and not left.exists()
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_later_steps_of_a_run_that_went_back_are_not_taken_for_the_newest(tmp_pa
     for step in (2, 4, 6, 3):  # step 3 was taken again from step 2
         save(tmp_path, step)
     checkpoints.keep_last(tmp_path, 1, step=3)
-    assert checkpoints.find(tmp_path).name == "step-000003" and len(checkpoints.complete(tmp_path)) == 1
+    assert checkpoints.find(tmp_path, print).name == "step-000003" and len(checkpoints.complete(tmp_path)) == 1
 
 
 def test_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ def test_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
 def test_a_run_and_a_checkpoint_can_be_named(tmp_path: Path) -> None:
     first, second = save(tmp_path, 1), save(tmp_path, 2)
-    assert checkpoints.find(tmp_path) == second and checkpoints.find(first) == first
+    assert checkpoints.find(tmp_path, print) == second and checkpoints.find(first, print) == first
     for nothing in (tmp_path / "checkpoints", tmp_path / "elsewhere"):
         with pytest.raises(UserError, match="no complete checkpoint"):
-            checkpoints.find(nothing)
+            checkpoints.find(nothing, print)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", json.dumps({"step": 1})[:-1], "\x00\x00"])
@@ -97,3 +97,42 @@ def test_a_spoilt_state_is_said_to_be_one(tmp_path: Path, text: str) -> None:
     (folder / checkpoints.STATE_FILE).write_text(text)
     with pytest.raises(CheckpointError, match="driver.json"):
         checkpoints.read_state(folder)
+
+
+def saved(run_dir: Path, step: int) -> Path:
+    def write(folder: Path) -> None:
+        (folder / "actor").mkdir()
+        (folder / "actor" / "weights").write_bytes(bytes(range(256)) * step)
+
+    return checkpoints.save(run_dir, step, {"step": step}, write)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: flip(folder / "actor" / "weights"),
+        lambda folder: (folder / "actor" / "weights").write_bytes(b""),
+        lambda folder: (folder / "actor" / "weights").unlink(),
+        lambda folder: (folder / "more").touch(),
+        lambda folder: flip(folder / "driver.json"),
+        lambda folder: (folder / "checksums.json").unlink(),
+        lambda folder: (folder / "checksums.json").write_text("{"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path: Path, spoil) -> None:
+    first, second = saved(tmp_path, 1), saved(tmp_path, 2)
+    said: list[str] = []
+    assert checkpoints.find(tmp_path, said.append) == second and not said
+    spoil(second)
+    assert checkpoints.find(tmp_path, said.append) == first
+    assert len(said) == 1 and "passed over the damaged checkpoint" in said[0] and "step-000002" in said[0]
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.find(second, said.append)
+    spoil(first)
+    assert checkpoints.newest(tmp_path, said.append) is None

@@ -95,10 +95,9 @@ def test_a_config_model_that_does_not_import(site: Site) -> None:
         site.registry().config_model("algorithms", "dapo")
 
 
-def test_resolve_looks_into_the_registry_of_the_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_looks_into_the_registry_of_the_process(site: Site, make_current) -> None:
     site.add("acme-dapo")
-    registry = site.registry()
-    monkeypatch.setattr(registry_module, "get_registry", lambda: registry)
+    make_current(site.registry())
     assert registry_module.resolve("algorithms", "dapo").__name__ == "Work"
     with pytest.raises(PluginError, match="unknown hybrid engine 'none'"):
         registry_module.resolve("hybrid_engines", "none")

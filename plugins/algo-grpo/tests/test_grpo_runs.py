@@ -55,10 +55,10 @@ def test_ctrl_c_saves_the_step_and_resuming_goes_on(run_file: Path, run_dir: Pat
     assert process.returncode == 130, said
     done = metrics(run_dir)[-1]["step"]
     assert f"stopped after step {done}" in said and "--resume auto" in said and "Traceback" not in said
-    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, done)
+    assert checkpoints.newest(run_dir, print) == checkpoints.folder_of(run_dir, done)
     assert run(["train", str(run_dir / "config.yaml"), "--resume", "auto", f"trainer.steps={done + 2}"]) == 0
     assert [row["step"] for row in metrics(run_dir)] == list(range(done + 3))
-    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, done + 2)
+    assert checkpoints.newest(run_dir, print) == checkpoints.folder_of(run_dir, done + 2)
 
 
 def test_a_resumed_run_takes_the_steps_that_it_would_have_taken(run_file: Path, run_dir: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_checkpoint_answers_from_inside_its_folder(
     run_file: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(train(run_file, run_dir, "trainer.steps=1")) == 0
-    monkeypatch.chdir(checkpoints.find(run_dir))
+    monkeypatch.chdir(checkpoints.newest(run_dir, print))
     capsys.readouterr()
     assert run(["generate", ".", "--prompt", "12=", "--samples", "2"]) == 0
     assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["12=", "12="]

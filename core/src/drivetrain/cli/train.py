@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.config.resolve import load_config
+from drivetrain.config.resolve import Resolved, load_config
 from drivetrain.errors import DrivetrainError, UserError
 from drivetrain.seam.registry import get_registry
 
@@ -14,10 +14,17 @@ from drivetrain.seam.registry import get_registry
 def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite: bool) -> int:
     """Run a config to its end; returns the exit code."""
     resolved = load_config(path, overrides, get_registry())  # everything wrong with it is said before torch loads
-    run = resolved.run
     if resume is not None and overwrite:
         raise UserError("--resume continues a run and --overwrite moves it aside", where="command line",
                         mend="give one of them")  # fmt: skip
+    from drivetrain.driver import run_folder
+
+    with run_folder.locked(resolved.run.trainer.run_dir.absolute()):
+        return _train(resolved, resume=resume, overwrite=overwrite)
+
+
+def _train(resolved: Resolved, *, resume: str | None, overwrite: bool) -> int:
+    run = resolved.run
     from drivetrain.contracts.tracker import RunResult
     from drivetrain.driver import checkpoints, run_folder
     from drivetrain.driver.session import Session
@@ -26,19 +33,25 @@ def train(path: Path, overrides: Sequence[str], *, resume: str | None, overwrite
     from drivetrain.driver.trainer import Trainer
 
     run_dir = run.trainer.run_dir.absolute()
-    found = checkpoints.complete(run_dir) if resume == "auto" else [checkpoints.find(Path(resume))] if resume else []
     broken = [row for row in get_registry().rows() if row.status not in ("ok", "disabled")]
     notes = [f"not loadable: {row.distribution} {row.version} {row.reason}" for row in broken]
-    notes += [*resolved.notes, *run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)]
-    if resume:
-        notes.append(f"resuming from {found[-1]}" if found else f"no checkpoint in {run_dir}; starting at step 1")
+    notes += resolved.notes
+    found = None
+    if resume is not None:
+        found = (
+            checkpoints.newest(run_dir, notes.append)
+            if resume == "auto"
+            else checkpoints.find(Path(resume), notes.append)
+        )
+        notes.append(f"resuming from {found}" if found else f"no checkpoint in {run_dir}; starting at step 1")
+    notes += run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)
     tracking = Tracking(run)
     try:
         with StopRequest() as request, Session(run, announce=tracking.phase) as session:
             tracking.progress = session.progress
             trainer = Trainer(session, tracking, run_dir, [*notes, session.placement])
             if found:
-                trainer.resume(found[-1])
+                trainer.resume(found)
             run_folder.write_config(run_dir, run)
             result = trainer.train(stop=lambda: request.requested)
     except BaseException as error:

@@ -21,7 +21,7 @@ def _open(run: Path, overrides: Sequence[str]) -> Session:
     from drivetrain.driver import checkpoints
     from drivetrain.driver.run_folder import CONFIG_FILE
 
-    checkpoint = checkpoints.find(run.absolute())
+    checkpoint = checkpoints.find(run.absolute(), lambda text: print(f"warning: {text}", file=sys.stderr))
     run_dir = checkpoint.parent.parent
     resolved = load_config(run_dir / CONFIG_FILE, overrides, get_registry())
     from drivetrain.driver.session import Session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from drivetrain.errors import CheckpointError, UserError
 
 STATE_FILE = "driver.json"
+CHECKSUMS_FILE = "checksums.json"
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -34,6 +36,7 @@ def save(run_dir: Path, step: int, state: Mapping[str, Any], write_models: Calla
     aside.mkdir(parents=True)
     write_models(aside)
     (aside / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    (aside / CHECKSUMS_FILE).write_text(json.dumps(_checksums(aside), indent=2) + "\n", encoding="utf-8")
     _remove(final)
     aside.rename(final)
     return final
@@ -62,18 +65,54 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(aside)
 
 
-def find(where: Path) -> Path:
-    """The checkpoint that a path means: a checkpoint's folder, or a run's folder (its newest).
+def find(where: Path, say: Callable[[str], None]) -> Path:
+    """The checkpoint that a path means: a checkpoint's folder, or a run's folder (its newest that is sound).
 
     Raises:
         UserError: there is none.
+        CheckpointError: the checkpoint named is damaged.
     """
     if (where / STATE_FILE).is_file():
+        if fault := damage(where):
+            raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(where), mend="take an earlier one")
         return where
-    found = complete(where)
-    if not found:
+    found = newest(where, say)
+    if found is None:
         raise UserError("no complete checkpoint", where=str(where), mend="give a run folder or one of its checkpoints")
-    return found[-1]
+    return found
+
+
+def newest(run_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest sound checkpoint of a run, if it has one; each damaged one that is passed over is said."""
+    for folder in reversed(complete(run_dir)):
+        fault = damage(folder)
+        if not fault:
+            return folder
+        say(f"passed over the damaged checkpoint {folder}: {fault}")
+    return None
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with the files of a checkpoint; empty if they are as they were written."""
+    try:
+        written = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        found = _checksums(folder)
+    except (OSError, ValueError) as cause:
+        return f"{CHECKSUMS_FILE}: {cause}"
+    wrong = sorted(name for name in {*written, *found} if written.get(name) != found.get(name))
+    return f"{wrong[0]} is not as it was written" if wrong else ""
+
+
+def _checksums(folder: Path) -> dict[str, list[int]]:
+    """Size in bytes and CRC-32 of each file."""
+    sums = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != CHECKSUMS_FILE):
+        crc = 0
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                crc = zlib.crc32(part, crc)
+        sums[str(path.relative_to(folder))] = [path.stat().st_size, crc]
+    return sums
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,23 @@ from drivetrain.config.layers import dump_value
 from drivetrain.errors import UserError
 
 CONFIG_FILE = "config.yaml"
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder; the system lets go when this process ends, however it ends.
+
+    Raises:
+        UserError: another process is using it.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with run_dir.with_name(f".{run_dir.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            raise UserError("the run folder is in use by another process", where=str(run_dir),
+                            mend="wait for it, or set another trainer.run_dir") from cause  # fmt: skip
+        yield
 
 
 def prepare(run_dir: Path, *, resuming: bool, overwrite: bool) -> list[str]:

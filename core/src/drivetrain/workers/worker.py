@@ -6,6 +6,7 @@ from drivetrain.config import RunConfig
 from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.seam.registry import resolve
+from drivetrain.seeds import derive_seed
 
 
 class Worker:
@@ -25,6 +26,7 @@ class Worker:
         self.roles = tuple(role.split("_"))
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
+        self.hardware.seed(derive_seed(config.trainer.seed, "worker", role, rank))
 
     def layout(self, mesh: str) -> RankLayout:
         """Where this rank stands in a mesh."""

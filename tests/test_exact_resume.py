@@ -1,0 +1,135 @@
+"""A run that is killed, wherever it stands, goes on as if nothing had happened: bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from safetensors.torch import load_file
+
+import drivetrain.errors  # noqa: F401 - the package under test is importable before processes start
+
+STEPS = 20
+KILLS = 7
+#: batches of 30 of 100 prompts cross an epoch's end; a checkpoint every second step
+SETTINGS = ["data.batch_prompts=30", f"trainer.steps={STEPS}", "trainer.save_every=2", "trainer.eval_every=5",
+            "trainer.keep_checkpoints=3"]  # fmt: skip
+PROGRAM = "from drivetrain.cli.main import main; main()"
+
+
+def start(config: Path, run_dir: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PROGRAM, "train", config, *SETTINGS, f"trainer.run_dir={run_dir}", *more]
+    return subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def warm_up(folder: Path) -> None:
+    """Put a model that was trained a little in the place of the random one."""
+    commands = (["train", folder / "sft.yaml", f"trainer.run_dir={folder / 'warm-run'}"],
+                ["export", folder / "warm-run", folder / "warm"])  # fmt: skip
+    for command in commands:
+        subprocess.run([sys.executable, "-c", PROGRAM, *map(str, command)], check=True, capture_output=True)
+    (folder / "model").rename(folder / "random-model")
+    (folder / "warm").rename(folder / "model")
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors.decode()
+
+
+def numbers(run_dir: Path) -> list[dict[str, float]]:
+    """The metrics of all steps, without those that measure time."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
+
+
+def state(run_dir: Path) -> dict[str, bytes]:
+    """Every file of the last checkpoint but those that only say how it was written."""
+    folder = run_dir / "checkpoints" / f"step-{STEPS:06d}"
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def steps_logged(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait(process: subprocess.Popen[bytes], until) -> bool:
+    """Wait for a condition; False if the process ended before it held."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if until():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise AssertionError("the run makes no progress")
+
+
+def kill_somewhere(process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, how: signal.Signals) -> bool:
+    """Kill a run at a random moment, every third time inside a save; False if it ended first."""
+    if draw.random() < 1 / 3:
+        reached = wait(process, lambda: any((run_dir / "checkpoints").glob(".step-*.part")))
+    else:
+        target = steps_logged(run_dir) + draw.randint(1, 4)
+        reached = wait(process, lambda: steps_logged(run_dir) >= target)
+        time.sleep(draw.uniform(0, 0.2) * reached)
+    process.send_signal(how)
+    process.wait(timeout=300)
+    return reached and process.returncode != 0
+
+
+@pytest.mark.parametrize("name, how", [("sft", signal.SIGKILL), ("grpo", signal.SIGKILL), ("grpo", signal.SIGTERM)])
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal.Signals) -> None:
+    config = dict(zip(("sft", "grpo"), tiny.write_configs(tmp_path)))[name]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    if name != "sft":  # from a model that gets some answers right, or there would be nothing to learn
+        warm_up(tmp_path)
+    finish(start(config, whole))
+    assert numbers(whole)[-1]["train/grad_norm"] > 0
+
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed of the kill points: {seed}")
+    draw = random.Random(seed)
+    kills = 0
+    for _ in range(40):
+        kills += kill_somewhere(start(config, broken, "--resume", "auto"), broken, draw, how)
+        if kills == KILLS or steps_logged(broken) > STEPS:
+            break
+    finish(start(config, broken, "--resume", "auto"))
+
+    assert kills >= 3, "hardly anything was killed"
+    assert numbers(broken) == numbers(whole)
+    assert state(broken) == state(whole)
+
+
+def test_another_micro_batch_size_agrees_within_rounding(tmp_path: Path) -> None:
+    sft, _ = tiny.write_configs(tmp_path)
+    finish(start(sft, tmp_path / "whole", "trainer.steps=6"))
+    finish(start(sft, tmp_path / "part", "trainer.steps=4"))
+    finish(start(sft, tmp_path / "part", "trainer.steps=6", "--resume", "auto", "actor.backend.micro_batch_tokens=64"))
+    whole, part = (load_file(next((tmp_path / d).glob("checkpoints/step-000006/actor/*.safetensors")))
+                   for d in ("whole", "part"))  # fmt: skip
+    assert whole.keys() == part.keys()
+    largest = max(float((whole[key].double() - part[key].double()).abs().max()) for key in whole)
+    assert 0 < largest < 1e-3  # 0 would mean that the setting was not read
+
+
+def test_a_run_folder_in_use_is_locked(tmp_path: Path) -> None:
+    sft, _ = tiny.write_configs(tmp_path)
+    first = start(sft, tmp_path / "run", "trainer.steps=100000")
+    try:
+        wait(first, lambda: steps_logged(tmp_path / "run") > 0)
+        second = start(sft, tmp_path / "run", "--resume", "auto")
+        _, errors = second.communicate(timeout=300)
+        assert second.returncode == 2 and b"in use by another process" in errors
+    finally:
+        first.kill()
+        first.wait()
