@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ PHASES = ("generation", "training", "other", "step")
 CLOCKS = ("CPU", "wall")
 GOALS = (("TRL", "step", 0.55), ("plain", "generation", 1.0), ("plain", "training", 1.0))
 """drivetrain takes at most this share of that contender's phase."""
+
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Lets glibc keep the memory of large tensors, which are else given back to the system and faulted in again."""
 
 Rounds = list[dict[str, tuple[float, float]]]
 """Of each round, ``{phase: (CPU seconds, wall seconds)}``."""
@@ -55,11 +58,14 @@ class Contender:
 
 
 @contextmanager
-def contender(name: str, python: str, module: str, folder: Path, *arguments: str) -> Iterator[Contender]:
+def contender(
+    name: str, python: str, module: str, folder: Path, *arguments: str, keep_memory: bool
+) -> Iterator[Contender]:
     """Start a contender on one thread, without a network."""
     environment = {
         **os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "",
+        **(KEEP_MEMORY if keep_memory else {}),
     }  # fmt: skip
     errors = folder / f"{name}.stderr"
     with errors.open("w") as file:
@@ -73,12 +79,17 @@ def contender(name: str, python: str, module: str, folder: Path, *arguments: str
         process.communicate()
 
 
-def measure(trl_python: str | None, rounds: int, warmup: int, overrides: Sequence[str]) -> dict[str, Contender]:
+def measure(
+    trl_python: str | None, rounds: int, warmup: int, overrides: Sequence[str], keep_memory: bool
+) -> dict[str, Contender]:
     """Let all take a step in turn, each round beginning with another one."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         work.write(folder)
-        start: Callable[..., Contender] = lambda *words: stack.enter_context(contender(*words))  # noqa: E731
+
+        def start(*words: Any) -> Contender:
+            return stack.enter_context(contender(*words, keep_memory=keep_memory))
+
         options = json.dumps({"overrides": overrides})
         found = {"drivetrain": start("drivetrain", sys.executable, "drivetrain_step", folder, options),
                  "plain": start("plain", sys.executable, "plain_step", folder)}  # fmt: skip
@@ -127,13 +138,15 @@ def ratios_table(found: dict[str, Contender]) -> list[str]:
     return machine.table(titles, rows)
 
 
-def profile_table(overrides: Sequence[str]) -> list[str]:
+def profile_table(overrides: Sequence[str], keep_memory: bool) -> list[str]:
     """Where drivetrain's CPU time goes, by torch's profiler over one step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work.write(folder)
         options = json.dumps({"overrides": overrides, "profile": True})
-        with contender("drivetrain", sys.executable, "drivetrain_step", folder, options) as each:
+        with contender(
+            "drivetrain", sys.executable, "drivetrain_step", folder, options, keep_memory=keep_memory
+        ) as each:
             for _ in range(3):
                 each.step(keep=False)
         profile = json.loads((folder / "profile.json").read_text())
@@ -169,6 +182,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="steps of each before those")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                         help="over drivetrain's config, such as algorithm.old_log_probs=recompute")  # fmt: skip
+    parser.add_argument("--keep-memory", action="store_true",
+                        help="let every contender's malloc keep the memory of large tensors")  # fmt: skip
     parser.add_argument("--profile", action="store_true", help="add where drivetrain's CPU time goes")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
@@ -178,10 +193,11 @@ def main() -> None:
         trl_python = None
     shown = ["--rounds", str(options.rounds)] + (["--trl-python", "PYTHON"] if trl_python else [])
     shown += [word for override in options.set for word in ("--set", override)]
+    shown += ["--keep-memory"] if options.keep_memory else []
     shown += ["--profile"] if options.profile else []
-    lines = report(measure(trl_python, options.rounds, options.warmup, options.set), shown)
+    lines = report(measure(trl_python, options.rounds, options.warmup, options.set, options.keep_memory), shown)
     if options.profile:
-        lines += ["## Where drivetrain's time goes", "", *profile_table(options.set), ""]
+        lines += ["## Where drivetrain's time goes", "", *profile_table(options.set, options.keep_memory), ""]
     print("\n".join(lines))
     if options.out:
         options.out.write_text("\n".join(lines))
