@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FSDPBackend(TrainingBackend):
-    """A causal language model of transformers, or for the role ``critic`` its trunk with a value head, and its optimizer.
+    """A causal language model of transformers and its optimizer; for the role ``critic``, its trunk with a value head.
 
     With one process the model is not wrapped: sharding over one rank would only copy. With several, each decoder layer
     is sharded over all of them.

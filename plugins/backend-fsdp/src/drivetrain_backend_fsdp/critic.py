@@ -5,13 +5,15 @@ It is one of transformers' token-classification models with one label, so what i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
+from transformers.utils import logging
 
 from drivetrain import UserError
 
@@ -32,28 +34,35 @@ def model_class(config: PreTrainedConfig) -> Any:
     Raises:
         drivetrain.UserError: when the config is of a classifier that gives another number of labels.
     """
-    if is_classifier(config) and config.num_labels != 1:
+    if any(name.endswith("Classification") for name in config.architectures or ()) and config.num_labels != 1:
         raise UserError(f"the folder is of a classifier of {config.num_labels} labels; a critic has one",
                         where="critic.model.path", mend="give a causal language model, or a classifier of one label",
                         )  # fmt: skip
     config.num_labels = 1
     if type(config) in AutoModelForTokenClassification._model_mapping:
         return AutoModelForTokenClassification
-    causal = AutoModelForCausalLM._model_mapping[type(config)]
+    causal: Any = AutoModelForCausalLM._model_mapping[type(config)]
     base = next(kind for kind in causal.__mro__ if kind.__name__.endswith("PreTrainedModel"))
     name = causal.__name__.replace("ForCausalLM", "ForTokenClassification")
-    return _with_from_config(type(name, (GenericForTokenClassification, base), {}))
+    made: Any = type(name, (GenericForTokenClassification, base), {})
+    made.from_config = made._from_config  # as the automatic classes call it
+    return made
 
 
-def _with_from_config(kind: Any) -> Any:
-    """The class, with the call that transformers' automatic classes have."""
-    kind.from_config = kind._from_config
-    return kind
+def has_head(config: PreTrainedConfig) -> bool:
+    """Whether a folder must hold the value head: that of a token classifier, not of a language or a reward model."""
+    return any(name.endswith("ForTokenClassification") for name in config.architectures or ())
 
 
-def is_classifier(config: PreTrainedConfig) -> bool:
-    """Whether a folder's config says that it holds a classification layer."""
-    return any(name.endswith("Classification") for name in config.architectures or ())
+@contextmanager
+def head_may_be_missing() -> Iterator[None]:
+    """Keep transformers from reporting that a folder lacks the value head; :func:`draw_head` makes it."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def draw_head(model: PreTrainedModel, missing: set[str], seed: int) -> set[str]:
@@ -75,5 +84,5 @@ def draw_head(model: PreTrainedModel, missing: set[str], seed: int) -> set[str]:
 
 def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:
     """``(tokens,)`` in float32, from ``(tokens, hidden)``."""
-    bias = None if head.bias is None else head.bias.float()
-    return linear(hidden.float(), head.weight.float(), bias)[:, 0]
+    values = hidden.float() @ head.weight.float()[0]
+    return values if head.bias is None else values + head.bias.float()

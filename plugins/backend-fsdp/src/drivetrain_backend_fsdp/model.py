@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -43,7 +44,8 @@ def load(context: BackendContext) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(model.path, **options)
         options |= {"dtype": getattr(torch, model.dtype), "attn_implementation": attention.NAME}
-        values, classifier = context.role == "critic", critic.is_classifier(config)
+        values = context.role == "critic"
+        draws_head = values and not critic.has_head(config)
         kind = critic.model_class(config) if values else AutoModelForCausalLM
         if model.init == "random":
             with torch.random.fork_rng():
@@ -55,9 +57,10 @@ def load(context: BackendContext) -> PreTrainedModel:
                 loaded.generation_config = GenerationConfig.from_pretrained(model.path)
         else:
             options |= {"config": config, "output_loading_info": True}
-            loaded, report = cast(Any, kind.from_pretrained(model.path, **options))
+            with critic.head_may_be_missing() if draws_head else nullcontext():
+                loaded, report = cast(Any, kind.from_pretrained(model.path, **options))
             missing = sorted(report["missing_keys"])
-            if values and not classifier:
+            if draws_head:
                 missing = sorted(critic.draw_head(loaded, set(missing), context.seed))
             if missing:
                 raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=where,
@@ -101,7 +104,8 @@ def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) ->
     """
     with attention.packed(attention.groups(packed.lengths, packed.input_ids.device)):
         outputs = body(self)(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
-    return consume(outputs.last_hidden_state[0].index_select(0, packed.predictor), critic.value_head(self) or head(self))
+    hidden = outputs.last_hidden_state[0].index_select(0, packed.predictor)
+    return consume(hidden, critic.value_head(self) or head(self))
 
 
 @torch.no_grad()
