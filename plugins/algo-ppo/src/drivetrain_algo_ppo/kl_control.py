@@ -6,7 +6,7 @@ MAX_ERROR = 0.2  # of the relative error that one update answers to
 
 
 class KLController:
-    """Ziegler et al. 2019 (arXiv:1909.08593), section 2.2. After a batch of n completions of mean divergence d,
+    """The controller of Ziegler et al. 2019 (arXiv:1909.08593). After a batch of n completions of mean divergence d,
 
         e = clip(d / target - 1, -0.2, 0.2)        value <- value (1 + e n / horizon)
 
