@@ -23,7 +23,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "config": (
         "AlgorithmConfig", "DatasetConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "RewardConfig",
-        "RolloutConfig", "RunConfig", "Section", "check_options",
+        "RolloutConfig", "RunConfig", "Section", "check_options", "chosen_options",
     ),
     "contracts": (
         "AdvantageEstimator", "Algorithm", "BackendContext", "Completion", "Dataset", "DeviceMemory", "DispatchMode",
@@ -42,7 +42,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
-    "workers": ("ActorRolloutRefWorker", "Worker", "register"),
+    "workers": ("ActorRolloutRefWorker", "CriticWorker", "Worker", "register"),
 }
 # fmt: on
 _MODULES = ("config", "contracts", "errors", "metrics", "numerics", "protocol", "testing", "weights")

@@ -22,6 +22,7 @@ from drivetrain.config import RolloutConfig as RolloutConfig
 from drivetrain.config import RunConfig as RunConfig
 from drivetrain.config import Section as Section
 from drivetrain.config import check_options as check_options
+from drivetrain.config import chosen_options as chosen_options
 from drivetrain.contracts import AdvantageEstimator as AdvantageEstimator
 from drivetrain.contracts import Algorithm as Algorithm
 from drivetrain.contracts import BackendContext as BackendContext
@@ -87,6 +88,7 @@ from drivetrain.seam.specs import RolloutSpec as RolloutSpec
 from drivetrain.seam.specs import TrackerSpec as TrackerSpec
 from drivetrain.seam.specs import WeightTransportSpec as WeightTransportSpec
 from drivetrain.workers import ActorRolloutRefWorker as ActorRolloutRefWorker
+from drivetrain.workers import CriticWorker as CriticWorker
 from drivetrain.workers import Worker as Worker
 from drivetrain.workers import register as register
 

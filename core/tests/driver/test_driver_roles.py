@@ -12,7 +12,8 @@ from drivetrain.config import ScheduleConfig
 from drivetrain.contracts.algorithm import LossTerm
 from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
-from drivetrain.driver.roles import ActorRole, ReferenceRole, Roles, RolloutRole
+from drivetrain.driver.roles import ActorRole, CriticRole, ReferenceRole, Roles, RolloutRole
+from drivetrain.metrics import Mean
 from drivetrain.numerics import Counts
 from drivetrain.protocol import DataProto
 
@@ -31,7 +32,7 @@ def actor(group: Group, mini_batch_prompts: int | None = None, step: int = 1) ->
     return ActorRole(group, phases(), Progress(step=step), run)
 
 
-@pytest.mark.parametrize("name", ["rollout", "ref", "rewards"])
+@pytest.mark.parametrize("name", ["rollout", "ref", "critic", "rewards"])
 def test_a_role_that_the_run_lacks_is_named(name: str) -> None:
     roles = Roles(actor=actor(Group()), text=None)
     with pytest.raises(AttributeError, match=rf"no role '{name}'.*roles\(\)"):
@@ -87,6 +88,31 @@ def test_updates_are_counted_and_make_generation_fetch_the_weights() -> None:
         role.update(batch(), LossTerm("clip"))
     rollout.generate(batch())
     assert role._progress.updates == 2 and sides == ["generation", "training", "generation"]
+
+
+def test_a_critic_learns_by_its_own_schedule_and_is_no_version_of_the_policy() -> None:
+    sides: list[str] = []
+    shared = Phases(lambda _: None, lambda side: sides.append(side) or {})
+    group = Group(
+        update_critic=lambda *_: {**mean(1.0), "value_clip_fraction": Mean(0, 1)}, generate_sequences=lambda b: b,
+        compute_values=lambda batch: DataProto.from_dict({"values": torch.ones(len(batch), 3)}),
+    )  # fmt: skip
+    run = SimpleNamespace(
+        actor=SimpleNamespace(mini_batch_prompts=2),
+        critic=SimpleNamespace(schedule=ScheduleConfig(warmup_steps=4)), trainer=SimpleNamespace(seed=3, steps=8),
+    )  # fmt: skip
+    role = CriticRole(group, shared, Progress(step=1), run)
+    assert role.values(batch())["values"].tolist() == [[1.0] * 3] * 4
+    RolloutRole(group, shared, role._progress, pad_token_id=0).generate(batch())
+    learned = role.update(batch(), LossTerm("value_clip"), LossTerm("entropy", weight=0.0))
+    assert learned == {"critic_loss": Mean(1.0, 1), "value_clip_fraction": Mean(0, 1)}
+    method, _, active, counts, factor = group.calls[-1]
+    assert method == "update_critic" and [term.name for term in active] == ["value_clip"]
+    assert counts == Counts(tokens=6, sequences=3, groups=2) and factor == 0.25
+    assert role._progress.updates == 0 and sides == ["generation", "training"]
+    assert {name for name in shared.take() if name.startswith("time/")} >= {"time/values_s", "time/update_critic_s"}
+    [whole] = [part["uid"].tolist() for part in role.mini_batches(batch())]
+    assert whole == list("abab")
 
 
 def test_generation_is_told_what_seeds_need_and_leaves_the_prompts_alone() -> None:

@@ -63,3 +63,33 @@ def work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
     torch.save(seen, folder / f"seen-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def critic_work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
+    """As :func:`work`, for a critic."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    made = rig.critic(model, rank=rank, world_size=2, max_grad_norm=0.5, micro_batch_tokens=30,
+                      optimizer={"eps": 1e-3})  # fmt: skip
+    whole = rig.critic_batch()
+
+    def take(rows: slice) -> dict[str, float]:
+        metrics = made.update(whole[rows], rig.VALUE_TERMS, rig.counts(whole), temperature=1.0, lr_factor=1.0)
+        return {name: metrics[name].result() for name in ("loss", "grad_norm", "lr")}
+
+    uneven = slice(0, 9) if rank == 0 else slice(9, 12)
+    seen: dict[str, object] = {"values": made.forward(rig.batch()[uneven], ["values"], temperature=1.0)["values"]}
+    alone = slice(0, 12) if rank == 0 else slice(12, 12)  # one rank without any row
+    seen["updates"] = [take(uneven), take(alone), take(slice(0, 1) if rank == 0 else slice(1, 12))]
+    seen["weights"] = whole_weights(made)
+    (folder / "state").mkdir(exist_ok=True)
+    made.save(folder / "state")
+    made.export(folder / "export")
+    seen["next"] = take(uneven)
+    made.load(folder / "state")
+    seen["again"] = take(uneven)
+    made.load(checkpoint)  # written by one process
+    seen["from_one"] = take(uneven)
+    torch.save(seen, folder / f"seen-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -67,11 +67,12 @@ def tokenizer(folder: Path) -> None:
 
 def backend(
     folder: Path, *, rank: int = 0, world_size: int = 1, max_grad_norm: float | None = 1.0, learns: bool = True,
-    model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, **options: Any,
+    model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, role: str = "actor",
+    **options: Any,
 ) -> FSDPBackend:  # fmt: skip
     """A backend that is ready to work."""
     context = BackendContext(
-        role="actor",
+        role=role,
         model=ModelConfig(path=folder, **(model or {})),
         optimizer=AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {})) if learns else None,
         max_grad_norm=max_grad_norm,
@@ -112,6 +113,53 @@ def batch(rows: int = 12, *, seed: int = 0, prompt: int = PROMPT, response: int 
         {"input_ids": ids, "attention_mask": real, "responses": ids[:, prompt:].clone(), "response_mask": mask,
          "uid": [f"p{row // 3}" for row in range(rows)], **columns}
     )  # fmt: skip
+
+
+VALUE_TERMS = (LossTerm(name="value_clip", args={"clip_range": 0.4}),)
+
+
+def critic(folder: Path, **options: Any) -> FSDPBackend:
+    """A critic that is ready to work, its values large enough to tell apart."""
+    made = backend(folder, role="critic", **options)
+    with torch.no_grad():
+        made.model.score.weight.copy_(sharded_like(made.model.score.weight, head(made)))
+        made.model.score.bias.fill_(0.3)
+    return made
+
+
+def head(made: FSDPBackend) -> Tensor:
+    """The weight that :func:`critic` gives its head."""
+    return torch.randn(1, made.model.score.in_features, generator=torch.Generator().manual_seed(7))
+
+
+def sharded_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """A tensor, distributed as a parameter is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+
+
+def critic_batch(rows: int = 12, **sizes: int) -> DataProto:
+    """:func:`batch` with old values and returns, NaN wherever nothing may look."""
+    data, random = batch(rows, **sizes), torch.Generator().manual_seed(4)
+    mask = data.batch["response_mask"] == 1
+    drawn = torch.randn(2, rows, RESPONSE, generator=random) * 2
+    padded = torch.nn.functional.pad(drawn, (0, mask.shape[1] - RESPONSE))
+    return data.with_columns(**{name: torch.where(mask, column, torch.nan) for name, column in
+                                zip(("values", "returns"), padded)})  # fmt: skip
+
+
+def plain_values(trunk: Any, weight: Tensor, bias: Tensor, data: DataProto) -> Tensor:
+    """Values before each response token, from padded rows."""
+    real = data.batch["attention_mask"]
+    hidden = trunk(
+        input_ids=data.batch["input_ids"], attention_mask=real, position_ids=(real.cumsum(1) - 1).clamp(min=0),
+        use_cache=False,
+    ).last_hidden_state  # fmt: skip
+    width = data.batch["responses"].shape[1]
+    return (hidden[:, -width - 1 : -1] @ weight[0]) + bias
 
 
 def counts(data: DataProto) -> Counts:

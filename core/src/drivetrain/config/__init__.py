@@ -10,7 +10,7 @@ from drivetrain.config.base import (
     RolloutConfig,
     Section,
 )
-from drivetrain.config.checks import check_options
+from drivetrain.config.checks import check_options, chosen_options
 from drivetrain.config.models import (
     ActorConfig,
     CriticConfig,
@@ -26,5 +26,5 @@ from drivetrain.config.models import (
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
     "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options",
+    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
 ]  # fmt: skip

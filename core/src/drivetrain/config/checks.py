@@ -35,3 +35,16 @@ def check_options(
         if key not in known:
             yield Problem(key=f"{extra_field}.{key}", what=f"{noun} {name!r} has no option {key!r}",
                           mend=f"its options: {', '.join(known) or 'none'}")  # fmt: skip
+
+
+def chosen_options(
+    config: PluginConfig, *, field: str, hook: str, own: Iterable[str], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keyword arguments for the function that a section selects: its keys that the function takes, and ``extra``.
+
+    The arguments are those of :func:`check_options`.
+    """
+    from drivetrain.seam.registry import get_registry
+
+    taken = get_registry().find(hook, getattr(config, field)).spec.options
+    return {**{key: getattr(config, key) for key in own if key in taken}, **extra}

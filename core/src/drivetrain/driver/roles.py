@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.config import RunConfig
+from drivetrain.config import RunConfig, ScheduleConfig
 from drivetrain.contracts.algorithm import LossTerm
 from drivetrain.contracts.placement import WorkerGroup
 from drivetrain.driver.phases import Phases
@@ -19,6 +19,8 @@ from drivetrain.seeds import derive_seed
 if TYPE_CHECKING:
     from drivetrain.driver.rewarding import RewardPanel
     from drivetrain.driver.text import ResponseEncoder
+
+OF_UPDATES = ("loss", "grad_norm", "lr")  # metrics of an optimizer step, whatever its terms
 
 
 class RolloutRole:
@@ -51,16 +53,11 @@ class RolloutRole:
         return batch
 
 
-class ActorRole:
-    """The policy that learns."""
+class LearningRole:
+    """A model that learns, from mini-batches."""
 
     def __init__(self, group: WorkerGroup, phases: Phases, progress: Progress, run: RunConfig) -> None:
         self._group, self._phases, self._progress, self._run = group, phases, progress, run
-
-    def log_probs(self, batch: DataProto) -> DataProto:
-        """The batch with the actor's ``old_log_probs`` and ``entropy`` of the responses, each (rows, response)."""
-        with self._phases("log_probs", side="training"):
-            return batch.union(self._group.call("compute_log_prob", batch))
 
     def mini_batches(self, batch: DataProto, epoch: int = 0) -> Iterator[DataProto]:
         """The batch in mini-batches of ``actor.mini_batch_prompts`` prompts, in an order drawn for the epoch.
@@ -75,20 +72,53 @@ class ActorRole:
             seed = derive_seed(self._run.trainer.seed, "mini_batches", self._progress.step, epoch)
             yield from batch.mini_batches(size, seed=seed)
 
+    def _update(self, method: str, phase: str, schedule: ScheduleConfig, batch: DataProto, terms: Sequence[LossTerm]
+                ) -> dict[str, Metric]:  # fmt: skip
+        counts = Counts.of(batch["response_mask"], group_index(batch.non_tensor_batch["uid"]))
+        factor = lr_factor(schedule, max(1, self._progress.step), self._run.trainer.steps)
+        with self._phases(phase, side="training"):
+            active = [term for term in terms if term.weight != 0]
+            metrics: dict[str, Metric] = self._group.call(method, batch, active, counts, factor)
+        return metrics
+
+
+class ActorRole(LearningRole):
+    """The policy that learns."""
+
+    def log_probs(self, batch: DataProto) -> DataProto:
+        """The batch with the actor's ``old_log_probs`` and ``entropy`` of the responses, each (rows, response)."""
+        with self._phases("log_probs", side="training"):
+            return batch.union(self._group.call("compute_log_prob", batch))
+
     def update(self, batch: DataProto, *terms: LossTerm) -> dict[str, Metric]:
         """One optimizer step on a mini-batch; the objective is the sum of ``weight * term``.
 
         Returns:
             metrics of the terms, and ``loss``, ``grad_norm``, ``lr``.
         """
-        counts = Counts.of(batch["response_mask"], group_index(batch.non_tensor_batch["uid"]))
-        factor = lr_factor(self._run.actor.schedule, max(1, self._progress.step), self._run.trainer.steps)
-        with self._phases("update", side="training"):
-            active = [term for term in terms if term.weight != 0]
-            metrics: dict[str, Metric] = self._group.call("update_actor", batch, active, counts, factor)
+        metrics = self._update("update_actor", "update", self._run.actor.schedule, batch, terms)
         self._progress.updates += 1
         self._phases.weights_changed()
         return metrics
+
+
+class CriticRole(LearningRole):
+    """The model that estimates values; its mini-batches are those of the actor."""
+
+    def values(self, batch: DataProto) -> DataProto:
+        """The batch with the critic's ``values`` before each token of the responses (rows, response)."""
+        with self._phases("values", side="training"):
+            return batch.union(self._group.call("compute_values", batch))
+
+    def update(self, batch: DataProto, *terms: LossTerm) -> dict[str, Metric]:
+        """One optimizer step on a mini-batch; the objective is the sum of ``weight * term``.
+
+        Returns:
+            metrics of the terms, and ``critic_loss``, ``critic_grad_norm``, ``critic_lr``.
+        """
+        assert self._run.critic is not None
+        metrics = self._update("update_critic", "update_critic", self._run.critic.schedule, batch, terms)
+        return {f"critic_{name}" if name in OF_UPDATES else name: metric for name, metric in metrics.items()}
 
 
 class ReferenceRole:
@@ -125,11 +155,12 @@ class Roles:
         text: ResponseEncoder,
         rollout: RolloutRole | None = None,
         ref: ReferenceRole | None = None,
+        critic: CriticRole | None = None,
         rewards: RewardsRole | None = None,
     ) -> None:
         self.actor = actor
         self.text = text
-        self._optional = {"rollout": rollout, "ref": ref, "rewards": rewards}
+        self._optional = {"rollout": rollout, "ref": ref, "critic": critic, "rewards": rewards}
 
     @property
     def rollout(self) -> RolloutRole:
@@ -141,6 +172,12 @@ class Roles:
     def ref(self) -> ReferenceRole:
         """The reference policy; an algorithm gets it by naming ``ref`` in its config's ``roles()``."""
         role: ReferenceRole = self._get("ref")
+        return role
+
+    @property
+    def critic(self) -> CriticRole:
+        """The critic; an algorithm gets it by naming ``critic`` in its config's ``roles()``."""
+        role: CriticRole = self._get("critic")
         return role
 
     @property

@@ -12,11 +12,12 @@ from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
 from drivetrain.driver.prompts import PromptSource
 from drivetrain.driver.rewarding import PanelReward, RewardPanel
-from drivetrain.driver.roles import ActorRole, ReferenceRole, RewardsRole, Roles, RolloutRole
+from drivetrain.driver.roles import ActorRole, CriticRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
 from drivetrain.seam.registry import resolve
 
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
+CRITIC_WORKER = "drivetrain.workers:CriticWorker"
 
 
 class Session:
@@ -25,7 +26,7 @@ class Session:
     Args:
         run: the config.
         announce: called with the name of each phase that starts.
-        training: False leaves out what only training needs (the reference, the training prompts).
+        training: False leaves out what only training needs (the reference, the critic, the training prompts).
     """
 
     def __init__(self, run: RunConfig, *, announce: Callable[[str], None] = lambda _: None, training: bool = True):
@@ -38,7 +39,9 @@ class Session:
         self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
         self.phases = Phases(announce, self._switch)
         try:
-            self.policy = self._start(training)
+            self.policy, self.critic = self._start(training)
+            if self.critic is not None:  # before the rollout, which takes the memory that is left
+                self.critic.call("init_model")
             self.placement = f"placement: {' + '.join(self._role_names)} on {self.policy.call('init_model')}"
         except BaseException:
             self.close()
@@ -54,25 +57,28 @@ class Session:
         return PanelReward(label=section.label or section.name, reward=resolve("rewards", section.name)(section),
                            weight=section.weight, timeout_s=section.timeout_s)  # fmt: skip
 
-    def _start(self, training: bool) -> WorkerGroup:
+    def _start(self, training: bool) -> tuple[WorkerGroup, WorkerGroup | None]:
         roles = ["actor"]
         if self.run.rollout is not None:
             roles.append("rollout")
         if training and self.run.ref is not None:
             roles.append("ref")
-        name = "_".join(roles)
-        groups = self.executor.start([GroupPlan(name=name, worker=POLICY_WORKER, roles=tuple(roles))], self.run)
-        self._role_names = tuple(roles)
-        return groups[name]
+        plans = [GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles))]
+        if training and self.run.critic is not None:
+            plans.append(GroupPlan(name="critic", worker=CRITIC_WORKER, roles=("critic",)))
+        groups = self.executor.start(plans, self.run)
+        self._role_names = tuple(role for plan in plans for role in plan.roles)
+        return groups[plans[0].name], groups.get("critic")
 
     def _roles(self) -> Roles:
         pad = pad_token_id(self.tokenizer)
-        has = self._role_names
+        has, learning = self._role_names, (self.phases, self.progress, self.run)
         return Roles(
-            actor=ActorRole(self.policy, self.phases, self.progress, self.run),
+            actor=ActorRole(self.policy, *learning),
             text=ResponseEncoder(self.tokenizer),
             rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if "rollout" in has else None,
             ref=ReferenceRole(self.policy, self.phases) if "ref" in has else None,
+            critic=CriticRole(self.critic, *learning) if self.critic is not None else None,
             rewards=RewardsRole(self.rewards, self.phases) if self.run.rewards else None,
         )
 
@@ -83,12 +89,17 @@ class Session:
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""
-        self.policy.call("save_checkpoint", folder)
+        for group in self._groups():
+            group.call("save_checkpoint", folder)
 
     def load_models(self, folder: Path) -> None:
         """Read the workers' state of a checkpoint."""
-        self.policy.call("load_checkpoint", folder)
+        for group in self._groups():
+            group.call("load_checkpoint", folder)
         self.phases.weights_changed()
+
+    def _groups(self) -> list[WorkerGroup]:
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     def close(self) -> None:
         """End the workers."""

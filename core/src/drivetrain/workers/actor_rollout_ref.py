@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.contracts.backend import BackendContext, TrainingBackend
-from drivetrain.contracts.mesh import RankLayout
+from drivetrain.contracts.backend import TrainingBackend
 from drivetrain.contracts.placement import HybridEngine
 from drivetrain.contracts.rollout import RolloutContext, RolloutEngine
 from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import get_registry, resolve
 from drivetrain.workers.generation import completions_to_batch, requests_of
+from drivetrain.workers.model_worker import ModelWorker
 from drivetrain.workers.registration import register
-from drivetrain.workers.worker import Worker
 
 if TYPE_CHECKING:
-    from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
     from drivetrain.contracts.algorithm import LossTerm
     from drivetrain.metrics import Metric
     from drivetrain.numerics import Counts
 
 
-class ActorRolloutRefWorker(Worker):
+class ActorRolloutRefWorker(ModelWorker):
     """Plays ``actor``, ``rollout`` and ``ref`` through the contracts of backends and rollouts."""
+
+    learns = "actor"
 
     actor: TrainingBackend | None = None
     ref: TrainingBackend | None = None
@@ -40,10 +39,11 @@ class ActorRolloutRefWorker(Worker):
         """
         run = self.config
         if "actor" in self.roles:
-            self.actor = self._backend("actor", run.actor.backend, run.model, run.actor.optimizer)
+            self.actor = self.start_backend("actor", run.actor.backend, run.model, run.actor.optimizer,
+                                            run.actor.max_grad_norm)  # fmt: skip
         if "ref" in self.roles:
             assert run.ref is not None
-            self.ref = self._backend("ref", run.ref.backend, run.ref.model or run.model, None)
+            self.ref = self.start_backend("ref", run.ref.backend, run.ref.model or run.model)
         if "rollout" in self.roles:
             assert run.rollout is not None
             context = RolloutContext(model=run.model, hardware=self.hardware, rank=self.rank,
@@ -53,24 +53,7 @@ class ActorRolloutRefWorker(Worker):
                 self.hybrid = resolve("hybrid_engines", run.hybrid_engine.name)(run.hybrid_engine)
                 self.hybrid.attach(self.actor, self.rollout)
             self.rollout.initialize()
-        return f"{self.hardware.device_type} ({self.hardware.device_name(self.local_rank)})"
-
-    def _backend(
-        self, role: str, section: PluginConfig, model: ModelConfig, optimizer: OptimizerConfig | None
-    ) -> TrainingBackend:
-        context = BackendContext(
-            role=role, model=model, optimizer=optimizer, max_grad_norm=self.config.actor.max_grad_norm,
-            hardware=self.hardware, rank=self.rank, world_size=self.world_size, seed=self.config.trainer.seed,
-        )  # fmt: skip
-        backend: TrainingBackend = resolve("backends", section.name)(section, context)
-        backend.initialize()
-        return backend
-
-    def layout(self, mesh: str) -> RankLayout:
-        backend = self.actor or self.ref
-        if mesh == "train" and backend is not None:
-            return backend.layout
-        return RankLayout(dp=self.rank, dp_size=self.world_size)
+        return self.device_name
 
     @register()
     def enter_generation(self, version: int) -> Mapping[str, float]:
@@ -128,30 +111,7 @@ class ActorRolloutRefWorker(Worker):
         generates = get_registry().find("algorithms", self.config.algorithm.name).spec.generates
         return (self.config.rollout.temperature if self.config.rollout and generates else 1.0) or 1.0
 
-    @register()
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write the actor's state below ``folder``."""
-        assert self.actor is not None
-        self.actor.save(_made(folder / "actor"))
-
-    @register()
-    def load_checkpoint(self, folder: Path) -> None:
-        """Read what :meth:`save_checkpoint` wrote."""
-        assert self.actor is not None
-        self.actor.load(folder / "actor")
-
-    @register()
-    def export_model(self, folder: Path) -> None:
-        """Write the actor as a Hugging Face folder."""
-        assert self.actor is not None
-        self.actor.export(folder)
-
     def close(self) -> None:
-        for part in (self.rollout, self.actor, self.ref):
-            if part is not None:
-                part.close()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        if self.rollout is not None:
+            self.rollout.close()
+        super().close()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from drivetrain.config import AlgorithmConfig, Problem, check_options
-from drivetrain.seam.registry import get_registry
+from drivetrain.config import AlgorithmConfig, Problem, check_options, chosen_options
 
 if TYPE_CHECKING:
     from drivetrain.config import RunConfig
@@ -56,15 +55,13 @@ class GRPOConfig(AlgorithmConfig):
 
     def advantage_options(self) -> dict[str, Any]:
         """Keyword arguments of the estimator: those of the section that it takes, and the further ones."""
-        return {**self._options("advantage_estimators", self.advantage, ADVANTAGE_KEYS), **self.advantage_args}
+        return chosen_options(self, field="advantage", hook="advantage_estimators", own=ADVANTAGE_KEYS,
+                              extra=self.advantage_args)  # fmt: skip
 
     def policy_loss_options(self) -> dict[str, Any]:
         """Keyword arguments of the policy loss: those of the section that it takes, and the further ones."""
-        return {**self._options("policy_losses", self.policy_loss, POLICY_LOSS_KEYS), **self.policy_loss_args}
-
-    def _options(self, hook: str, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
-        taken = get_registry().find(hook, name).spec.options
-        return {key: getattr(self, key) for key in keys if key in taken}
+        return chosen_options(self, field="policy_loss", hook="policy_losses", own=POLICY_LOSS_KEYS,
+                              extra=self.policy_loss_args)  # fmt: skip
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from check_options(self, registry, field="advantage", hook="advantage_estimators", own=ADVANTAGE_KEYS,

@@ -18,6 +18,7 @@ from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp import names, sharding, state
 from drivetrain_backend_fsdp.checkpointing import recompute
+from drivetrain_backend_fsdp.critic import values_of
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
 from drivetrain_backend_fsdp.objective import Columns, Objective
 from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack, units
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FSDPBackend(TrainingBackend):
-    """A causal language model of transformers and its optimizer.
+    """A causal language model of transformers and its optimizer; for the role ``critic``, its trunk with a value head.
 
     With one process the model is not wrapped: sharding over one rank would only copy. With several, each decoder layer
     is sharded over all of them.
@@ -42,6 +43,7 @@ class FSDPBackend(TrainingBackend):
     def initialize(self) -> None:
         context = self.context
         self.device = context.hardware.device()
+        self.outputs = ("values",) if context.role == "critic" else ("log_probs", "entropy")
         model = models.load(context)
         layers = models.decoder_layers(model)
         if self.config.gradient_checkpointing:
@@ -70,8 +72,8 @@ class FSDPBackend(TrainingBackend):
 
     @torch.no_grad()
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
-        if unknown := set(outputs) - {"log_probs", "entropy"}:
-            raise PluginError(f"backend fsdp does not compute {sorted(unknown)}")
+        if unknown := set(outputs) - set(self.outputs):
+            raise PluginError(f"backend fsdp does not compute {sorted(unknown)} for the role {self.context.role}")
         responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
         wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
         tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
@@ -79,7 +81,7 @@ class FSDPBackend(TrainingBackend):
         result = {name: torch.zeros(wanted.shape, device=self.device) for name in outputs}
         for rows in self._even(plan):
             packed = pack(tokens, rows, self.device)
-            computed = self._evaluate(packed, temperature, entropy="entropy" in result)
+            computed = self._evaluate(packed, temperature, outputs)
             if packed is not None and computed is not None:
                 where = torch.tensor(rows, device=self.device)[packed.row], packed.column
                 for name in result:
@@ -98,7 +100,7 @@ class FSDPBackend(TrainingBackend):
     ) -> dict[str, Metric]:
         if self.optimizer is None:
             raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
-        objective = Objective.of(terms)
+        objective = Objective.of(terms, self.outputs)
         mask = batch.batch["response_mask"]
         tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
         plan = self._plan(tokens, objective.joins(batch))
@@ -109,27 +111,28 @@ class FSDPBackend(TrainingBackend):
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self._even(plan):
             packed = pack(tokens, rows, self.device)
-            computed = self._evaluate(packed, temperature, entropy=objective.entropy)
+            computed = self._evaluate(packed, temperature, objective.outputs)
             loss = torch.zeros((), device=self.device)
             if rows:
-                inputs = {name: torch.zeros(len(rows), mask.shape[1], device=self.device) for name in ("log_probs",)}
-                if objective.entropy:
-                    inputs["entropy"] = torch.zeros_like(inputs["log_probs"])
+                zeros = torch.zeros(len(rows), mask.shape[1], device=self.device)
+                inputs = dict.fromkeys(objective.outputs, zeros)
                 if packed is not None and computed is not None:
                     where = packed.row, packed.column
-                    inputs = {name: zeros.index_put(where, computed[name]) for name, zeros in inputs.items()}
+                    inputs = {name: zeros.index_put(where, computed[name]) for name in inputs}
                 loss, metrics = objective(LossInputs(**inputs), columns.of(rows), counts)
                 parts.append(metrics)
             total += loss.detach()
             if packed is None and computed is not None:  # a part in the collective calls of others, worth nothing
-                loss = loss + 0 * computed["log_probs"].sum()
+                loss = loss + 0 * computed[objective.outputs[0]].sum()
             if loss.requires_grad:
                 loss.backward()
         metrics = merge_metrics(parts)
         return metrics | self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
 
-    def _evaluate(self, packed: Packed | None, temperature: float, *, entropy: bool) -> dict[str, Tensor] | None:
-        """Log-probs (and entropies) of the wanted tokens, ``(wanted,)`` each.
+    def _evaluate(
+        self, packed: Packed | None, temperature: float, outputs: Collection[str]
+    ) -> dict[str, Tensor] | None:
+        """Log-probs (and entropies), or values, of the wanted tokens, ``(wanted,)`` each.
 
         A rank without work computes a filler where the model is sharded, and None elsewhere.
         """
@@ -142,14 +145,17 @@ class FSDPBackend(TrainingBackend):
         target = packed.target
         compute_dtype = getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
 
-        def consume(hidden: Tensor, head: Head) -> dict[str, Tensor]:
+        def consume(hidden: Tensor, head: Head | nn.Linear) -> dict[str, Tensor]:
+            if isinstance(head, nn.Linear):
+                with torch.autocast(self.device.type, enabled=False):
+                    return {"values": values_of(hidden, head)}
             dtype = compute_dtype or head.weight.dtype
             head = Head(weight=head.weight.to(dtype), bias=None if head.bias is None else head.bias.to(dtype),
                         scale=head.scale, softcap=head.softcap)  # fmt: skip
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
                     hidden.to(dtype), target, head, temperature=temperature,
-                    chunk_tokens=self.config.log_prob_chunk_tokens, entropy=entropy,
+                    chunk_tokens=self.config.log_prob_chunk_tokens, entropy="entropy" in outputs,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,19 +12,21 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import attention
+from drivetrain_backend_fsdp import attention, critic
 from drivetrain_backend_fsdp.log_probs import Head
 from drivetrain_backend_fsdp.packing import Packed
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
 
-Consumer = Callable[[Tensor, Head], Any]
-"""Takes the hidden states ``(wanted, hidden)`` that predict the wanted tokens, and the head."""
+Consumer = Callable[[Tensor, Head | nn.Linear], Any]
+"""Takes the hidden states ``(wanted, hidden)`` that predict the wanted tokens, and the head: a critic's is a layer."""
 
 
 def load(context: BackendContext) -> PreTrainedModel:
     """Read the model that ``context.model`` describes, or draw its weights from the run's seed; on the host.
+
+    For the role ``critic`` it is the model's trunk with a value head.
 
     Raises:
         drivetrain.UserError: when the folder is missing, is no causal language model or lacks weights, or the
@@ -41,23 +44,32 @@ def load(context: BackendContext) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(model.path, **options)
         options |= {"dtype": getattr(torch, model.dtype), "attn_implementation": attention.NAME}
+        values = context.role == "critic"
+        draws_head = values and not critic.has_head(config)
+        kind = critic.model_class(config) if values else AutoModelForCausalLM
         if model.init == "random":
             with torch.random.fork_rng():
                 torch.manual_seed(context.seed)
-                loaded = cast(Any, AutoModelForCausalLM.from_config(config, **options))
-            if (model.path / "generation_config.json").is_file():
+                loaded = cast(Any, kind.from_config(config, **options))
+            if values:
+                critic.draw_head(loaded, set(dict(loaded.named_parameters())), context.seed)
+            elif (model.path / "generation_config.json").is_file():
                 loaded.generation_config = GenerationConfig.from_pretrained(model.path)
         else:
             options |= {"config": config, "output_loading_info": True}
-            loaded, report = cast(Any, AutoModelForCausalLM.from_pretrained(model.path, **options))
-            if missing := sorted(report["missing_keys"]):
+            with critic.head_may_be_missing() if draws_head else nullcontext():
+                loaded, report = cast(Any, kind.from_pretrained(model.path, **options))
+            missing = sorted(report["missing_keys"])
+            if draws_head:
+                missing = sorted(critic.draw_head(loaded, set(missing), context.seed))
+            if missing:
                 raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=where,
                                 mend="export the whole model, or set model.init=random")  # fmt: skip
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{model.path} does not load as a causal language model: {error}", where=where,
                         mend="give the folder of a Hugging Face model with its weights, or set model.init=random",
                         ) from error  # fmt: skip
-    if not isinstance(loaded.get_output_embeddings(), nn.Linear):
+    if not isinstance(critic.value_head(loaded) if values else loaded.get_output_embeddings(), nn.Linear):
         raise UserError(f"{type(loaded).__name__} has no linear output layer", where=where)
     loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
     loaded.packed_forward = types.MethodType(_packed_forward, loaded)
@@ -92,7 +104,8 @@ def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) ->
     """
     with attention.packed(attention.groups(packed.lengths, packed.input_ids.device)):
         outputs = body(self)(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
-    return consume(outputs.last_hidden_state[0].index_select(0, packed.predictor), head(self))
+    hidden = outputs.last_hidden_state[0].index_select(0, packed.predictor)
+    return consume(hidden, critic.value_head(self) or head(self))
 
 
 @torch.no_grad()
@@ -110,12 +123,16 @@ def verify(model: PreTrainedModel, device: torch.device) -> None:
         input_ids=ids.reshape(1, -1), position_ids=everything.remainder(6)[None], lengths=(6, 6),
         predictor=everything, target=everything, row=everything, column=everything,
     )  # fmt: skip
-    ours = cast(Any, model).packed_forward(packed, lambda hidden, head: head.logits(hidden))
+    values = critic.value_head(model) is not None
+    ours = cast(Any, model).packed_forward(
+        packed, lambda hidden, head: critic.values_of(hidden, head) if values else head.logits(hidden)
+    )
     model.set_attn_implementation("eager")
     own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
     model.set_attn_implementation(attention.NAME)
+    ours, own = (logits.reshape(2 if values else 12, -1) for logits in (ours, own))  # a critic has one a token
     ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
-    errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, 6)
+    errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, -1)
     if model.dtype == torch.float32:
         differ = errors.amax() > 1e-3
     else:  # rounding may send a token to another expert

@@ -63,10 +63,11 @@ class Objective:
     """The sum over terms of ``weight * term``; terms of weight 0 are left out."""
 
     terms: tuple[tuple[LossTerm, Callable[..., Any], PolicyLossSpec], ...]
+    outputs: tuple[str, ...]  # of the model, that are computed for the terms
 
     @classmethod
-    def of(cls, terms: Sequence[LossTerm]) -> Objective:
-        """Look the terms up.
+    def of(cls, terms: Sequence[LossTerm], offered: Sequence[str]) -> Objective:
+        """Look the terms up; ``offered`` are the model's outputs, of which the first is always computed.
 
         Raises:
             drivetrain.PluginError: for an unknown name, or a term that needs what this backend does not compute.
@@ -82,16 +83,11 @@ class Objective:
             if term.weight != 0
         )
         for term, _, spec in found:
-            if unknown := set(spec.needs) - {"log_probs", "entropy"}:
-                raise PluginError(
-                    f"the term {term.name!r} needs {sorted(unknown)}, which backend fsdp does not compute"
-                )
-        return cls(found)
-
-    @property
-    def entropy(self) -> bool:
-        """Whether a term needs the entropy."""
-        return any("entropy" in spec.needs for _, _, spec in self.terms)
+            if unknown := set(spec.needs) - set(offered):
+                raise PluginError(f"the term {term.name!r} needs {sorted(unknown)}, which backend fsdp does not compute"
+                                  f" for a model that gives {' and '.join(offered)}")  # fmt: skip
+        needed = {name for _, _, spec in found for name in spec.needs} | {offered[0]}
+        return cls(found, tuple(name for name in offered if name in needed))
 
     def joins(self, batch: DataProto) -> list[list[Any]]:
         """Labels of rows; rows with an equal label of one kind are not separated."""
@@ -120,6 +116,6 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Metric]]:
         """The objective's share of some rows, and the metrics of its terms."""
         results = [(term, function(outputs, batch, counts, **term.args)) for term, function, _ in self.terms]
-        like = outputs.require("log_probs")
+        like = outputs.require(cast(Any, self.outputs[0]))
         loss = sum((term.weight * result.loss for term, result in results), like.new_zeros(()))
         return loss, merge_metrics(result.metrics for _, result in results)

@@ -18,6 +18,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
         provides=(
             "backend.train",
             "backend.log_probs",
+            "backend.values",
             "backend.live_module",
             "backend.weights",
             "backend.export",

@@ -9,8 +9,8 @@ from drivetrain_report.numbers import number, percent, seconds
 
 # phases of a step in their order, with the numbers of their colours; what is left of a step is "other"
 PHASES = {
-    "generate": 0, "reward": 1, "log_probs": 7, "ref_log_probs": 8, "values": 9, "update": 2, "evaluate": 3, "sync": 4,
-    "save": 5,
+    "generate": 0, "reward": 1, "log_probs": 7, "ref_log_probs": 8, "values": 9, "update_critic": 10, "update": 2,
+    "evaluate": 3, "sync": 4, "save": 5,
 }  # fmt: skip
 OTHER_COLOR = 6
 BESIDES_STEP = ("evaluate", "save")  # phases that time/step_s leaves out

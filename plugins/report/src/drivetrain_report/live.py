@@ -20,7 +20,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#"
 PHASE_COLORS = {
     "generate": "cyan", "reward": "yellow", "log_probs": "bright_magenta", "ref_log_probs": "bright_blue",
-    "values": "bright_yellow", "update": "magenta", "evaluate": "green", "sync": "blue", "save": "red",
+    "values": "bright_yellow", "update_critic": "bright_cyan", "update": "magenta", "evaluate": "green", "sync": "blue",
+    "save": "red",
 }  # fmt: skip
 CELLS = (
     ("response", "train/response_tokens", "tokens"),

@@ -1,0 +1,73 @@
+"""What workers that hold models have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.contracts.backend import BackendContext, TrainingBackend
+from drivetrain.contracts.mesh import RankLayout
+from drivetrain.seam.registry import resolve
+from drivetrain.workers.registration import register
+from drivetrain.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
+
+
+class ModelWorker(Worker):
+    """Holds a training backend for each of its roles that is a model; one of these may learn.
+
+    Attributes:
+        learns: the role that checkpoints and exports are of.
+    """
+
+    learns: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backends: dict[str, TrainingBackend] = {}
+
+    def start_backend(
+        self, role: str, section: PluginConfig, model: ModelConfig, optimizer: OptimizerConfig | None = None,
+        max_grad_norm: float | None = None,
+    ) -> TrainingBackend:  # fmt: skip
+        """Load the model of a role."""
+        context = BackendContext(
+            role=role, model=model, optimizer=optimizer, max_grad_norm=max_grad_norm, hardware=self.hardware,
+            rank=self.rank, world_size=self.world_size, seed=self.config.trainer.seed,
+        )  # fmt: skip
+        backend: TrainingBackend = resolve("backends", section.name)(section, context)
+        backend.initialize()
+        self.backends[role] = backend
+        return backend
+
+    @property
+    def device_name(self) -> str:
+        """Kind and name of the device."""
+        return f"{self.hardware.device_type} ({self.hardware.device_name(self.local_rank)})"
+
+    def layout(self, mesh: str) -> RankLayout:
+        if mesh == "train" and self.backends:
+            return next(iter(self.backends.values())).layout
+        return RankLayout(dp=self.rank, dp_size=self.world_size)
+
+    @register()
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write the state of the model that learns below ``folder``."""
+        (folder / self.learns).mkdir(parents=True, exist_ok=True)
+        self.backends[self.learns].save(folder / self.learns)
+
+    @register()
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read what :meth:`save_checkpoint` wrote."""
+        self.backends[self.learns].load(folder / self.learns)
+
+    @register()
+    def export_model(self, folder: Path) -> None:
+        """Write the model that learns as a Hugging Face folder."""
+        self.backends[self.learns].export(folder)
+
+    def close(self) -> None:
+        for backend in self.backends.values():
+            backend.close()

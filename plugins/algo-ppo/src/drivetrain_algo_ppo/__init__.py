@@ -1,0 +1,1 @@
+"""Proximal policy optimization, as a plugin of drivetrain."""

@@ -1,0 +1,110 @@
+"""PPO: Schulman et al. 2017 (arXiv 1707.06347), algorithm 1, on token sequences as in Ziegler et al. 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import Algorithm, LossTerm, compute_advantage
+from drivetrain.metrics import Mean, Metric, merge_metrics
+from drivetrain.numerics import fill_masked, kl_penalty, masked_sum, masked_var
+from drivetrain_algo_ppo.config import PPOConfig
+from drivetrain_algo_ppo.kl_control import KLController
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from drivetrain import DataProto, Roles
+
+
+class PPO(Algorithm):
+    """Proximal policy optimization.
+
+    Draw answers from the policy and score them; the reward of a token is its score less ``kl_coef`` times its KL
+    divergence from the reference. With the critic's values V let A be the whitened generalized advantage estimates and
+    R = A + V the returns, before whitening. Over some epochs of mini-batches fit V to R, and maximise the clipped
+    objective of A.
+    """
+
+    config: PPOConfig
+
+    def __init__(self, config: PPOConfig) -> None:
+        super().__init__(config)
+        adaptive = config.kl_controller == "adaptive"
+        self.kl_ctrl = KLController(config.kl_coef, config.target_kl if adaptive else None, config.kl_horizon)
+        self.steps = 0
+
+    def collect(self, roles: Roles, prompts: DataProto) -> DataProto:
+        c = self.config
+        batch = roles.rollout.generate(prompts, samples=c.group_size)
+        batch = roles.rewards.score(batch)
+        if c.old_log_probs == "rollout":
+            batch = batch.with_columns(old_log_probs=batch["rollout_log_probs"])
+        else:
+            batch = roles.actor.log_probs(batch)
+        rewards = batch["token_level_scores"]
+        if c.kl_coef > 0:
+            batch = roles.ref.log_probs(batch)
+            rewards = rewards - self.kl_ctrl.value * self._kl(batch)
+        batch = roles.critic.values(batch.with_columns(token_level_rewards=rewards))
+        return compute_advantage(batch, c.advantage, **c.advantage_options())
+
+    def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
+        c = self.config
+        metrics = [self._batch_metrics(batch)]
+        self.steps += 1
+        for epoch in range(c.epochs):
+            for mini_batch in roles.actor.mini_batches(batch, epoch):
+                metrics.append(roles.critic.update(mini_batch, *self._critic_terms()))
+                if self.steps > c.critic_warmup_steps:
+                    metrics.append(roles.actor.update(mini_batch, *self._actor_terms()))
+        if c.kl_coef > 0:
+            self.kl_ctrl.update(float(self._kl(batch).sum()) / len(batch), len(batch))
+        return merge_metrics(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_coef": self.kl_ctrl.value, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.kl_ctrl.target is not None:  # a fixed one follows the config
+            self.kl_ctrl.value = state["kl_coef"]
+        self.steps = state["steps"]
+
+    def _actor_terms(self) -> tuple[LossTerm, ...]:
+        c = self.config
+        return (
+            LossTerm(c.policy_loss, args=c.policy_loss_options()),
+            LossTerm("entropy", weight=c.entropy_coef, args={"aggregation": c.aggregation, "scale": c.scale}),
+        )
+
+    def _critic_terms(self) -> tuple[LossTerm, ...]:
+        c = self.config
+        args = {"clip_range": c.clip_value, "aggregation": c.aggregation, "scale": c.scale}
+        return (LossTerm("value_clip", args=args),)
+
+    def _kl(self, batch: DataProto) -> Tensor:
+        """Per-token KL divergence from the reference policy, zero beyond the mask (rows, response)."""
+        kl = kl_penalty(batch["old_log_probs"], batch["ref_log_probs"], self.config.kl_kind)
+        return fill_masked(kl, batch["response_mask"])
+
+    def _batch_metrics(self, batch: DataProto) -> dict[str, Metric]:
+        """What the terms of the objectives do not tell by themselves."""
+        c, mask = self.config, batch["response_mask"]
+        tokens = mask.sum()
+        unexplained = masked_var(batch["returns"] - batch["values"], mask) / masked_var(batch["returns"], mask)
+        metrics: dict[str, Metric] = {
+            "value": Mean(masked_sum(batch["values"], mask), tokens),
+            "return": Mean(masked_sum(batch["returns"], mask), tokens),
+            "explained_variance": Mean(1 - unexplained.nan_to_num(1.0, posinf=1.0), 1),
+        }
+        if c.entropy_coef == 0:
+            # exact where log-probs were recomputed; else estimated from the drawn tokens, as the mean of -log p
+            entropy = batch["entropy"] if "entropy" in batch else -batch["rollout_log_probs"]
+            metrics["entropy"] = Mean(masked_sum(entropy, mask), tokens)
+        if c.old_log_probs == "recompute":
+            difference = (batch["old_log_probs"] - batch["rollout_log_probs"]).abs()
+            metrics["rollout_mismatch"] = Mean(masked_sum(difference, mask), tokens)
+        if c.kl_coef > 0:
+            metrics["kl"] = Mean(self._kl(batch).sum(), tokens)
+            metrics["kl_coef"] = Mean(self.kl_ctrl.value, 1)
+        return metrics
