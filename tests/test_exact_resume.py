@@ -86,13 +86,16 @@ def kill_somewhere(process: subprocess.Popen[bytes], run_dir: Path, draw: random
     return reached and process.returncode != 0
 
 
-@pytest.mark.parametrize("name, how", [("sft", signal.SIGKILL), ("grpo", signal.SIGKILL), ("grpo", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "name, how", [("sft", signal.SIGKILL), ("grpo", signal.SIGKILL), ("ppo", signal.SIGKILL), ("grpo", signal.SIGTERM)]
+)
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal.Signals) -> None:
-    config = dict(zip(("sft", "grpo"), tiny.write_configs(tmp_path)))[name]
+    sft, grpo = tiny.write_configs(tmp_path)
+    config, more = (sft if name == "sft" else grpo), ([] if name == "grpo" else [f"algorithm.name={name}"])
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     if name != "sft":  # from a model that gets some answers right, or there would be nothing to learn
         warm_up(tmp_path)
-    finish(start(config, whole))
+    finish(start(config, whole, *more))
     assert numbers(whole)[-1]["train/grad_norm"] > 0
 
     seed = random.SystemRandom().randrange(10**6)
@@ -100,10 +103,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal
     draw = random.Random(seed)
     kills = 0
     for _ in range(40):
-        kills += kill_somewhere(start(config, broken, "--resume", "auto"), broken, draw, how)
+        kills += kill_somewhere(start(config, broken, "--resume", "auto", *more), broken, draw, how)
         if kills == KILLS or steps_logged(broken) > STEPS:
             break
-    finish(start(config, broken, "--resume", "auto"))
+    finish(start(config, broken, "--resume", "auto", *more))
 
     assert kills >= 3, "hardly anything was killed"
     assert numbers(broken) == numbers(whole)
