@@ -191,7 +191,9 @@ def main() -> None:
     if trl_python is None or not Path(trl_python).exists():
         print(f"TRL is skipped: {'no --trl-python' if trl_python is None else f'{trl_python} does not exist'}")
         trl_python = None
-    shown = ["--rounds", str(options.rounds)] + (["--trl-python", "PYTHON"] if trl_python else [])
+    shown = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)] + (
+        ["--trl-python", "PYTHON"] if trl_python else []
+    )
     shown += [word for override in options.set for word in ("--set", override)]
     shown += ["--keep-memory"] if options.keep_memory else []
     shown += ["--profile"] if options.profile else []
