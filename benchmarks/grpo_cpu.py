@@ -139,7 +139,7 @@ def ratios_table(found: dict[str, Contender]) -> list[str]:
 
 
 def profile_table(overrides: Sequence[str], keep_memory: bool) -> list[str]:
-    """Where drivetrain's CPU time goes, by torch's profiler over one step."""
+    """Where drivetrain's time goes, by torch's profiler over one step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work.write(folder)
@@ -154,7 +154,7 @@ def profile_table(overrides: Sequence[str], keep_memory: bool) -> list[str]:
     for phase, ops in profile.items():
         total = sum(seconds for _, seconds, _ in ops)
         rows += [[phase, op, str(calls), f"{seconds:.3f}", f"{seconds / total:.0%}"] for op, seconds, calls in ops]
-    return machine.table(["phase", "operation", "calls", "self CPU s", "share of phase"], rows)
+    return machine.table(["phase", "operation", "calls", "wall s in itself", "share of phase"], rows)
 
 
 def report(found: dict[str, Contender], arguments: Sequence[str]) -> list[str]:
@@ -184,14 +184,16 @@ def main() -> None:
                         help="over drivetrain's config, such as algorithm.old_log_probs=recompute")  # fmt: skip
     parser.add_argument("--keep-memory", action="store_true",
                         help="let every contender's malloc keep the memory of large tensors")  # fmt: skip
-    parser.add_argument("--profile", action="store_true", help="add where drivetrain's CPU time goes")
+    parser.add_argument("--profile", action="store_true", help="add where drivetrain's time goes")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
     trl_python = options.trl_python
     if trl_python is None or not Path(trl_python).exists():
         print(f"TRL is skipped: {'no --trl-python' if trl_python is None else f'{trl_python} does not exist'}")
         trl_python = None
-    shown = ["--rounds", str(options.rounds)] + (["--trl-python", "PYTHON"] if trl_python else [])
+    shown = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)] + (
+        ["--trl-python", "PYTHON"] if trl_python else []
+    )
     shown += [word for override in options.set for word in ("--set", override)]
     shown += ["--keep-memory"] if options.keep_memory else []
     shown += ["--profile"] if options.profile else []

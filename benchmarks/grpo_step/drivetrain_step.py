@@ -59,19 +59,19 @@ def trainer(folder: Path, overrides: Sequence[str] = ()) -> Iterator[Trainer]:
 
 
 def profiled(call: Callable[[], Any], most: int = 9) -> tuple[Any, list[tuple[str, float, int]]]:
-    """The result of a call, and its operations: name, CPU seconds in the operation itself, number of calls.
+    """The result of a call, and its operations: name, wall seconds in the operation itself, number of calls.
 
     What Python and the profiler itself take between operations comes last.
     """
-    cpu = time.process_time()
+    wall = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         result = call()
-        cpu = time.process_time() - cpu
+        wall = time.perf_counter() - wall
     every = sorted(((e.key, e.self_cpu_time_total / 1e6, e.count) for e in profiler.key_averages()),
                    key=lambda row: -row[1])  # fmt: skip
     rest = every[most:]
     named = [*every[:most], ("other operations", sum(row[1] for row in rest), sum(row[2] for row in rest))]
-    return result, [*named, ("outside of operations", max(0.0, cpu - sum(row[1] for row in every)), 1)]
+    return result, [*named, ("outside of operations", max(0.0, wall - sum(row[1] for row in every)), 1)]
 
 
 def main(folder: Path, overrides: Sequence[str] = (), profile: bool = False) -> None:
