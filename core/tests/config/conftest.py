@@ -21,6 +21,7 @@ from drivetrain.seam.registry import Registry
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    registry_module.get_registry()  # made before the little site is on the path, for whatever tests come later
     site = Site(tmp_path_factory.mktemp("site"))
     site.add("acme-engines", PLUGIN, files={"sections.py": SECTIONS})
     site.add("acme-broken", "import missing_engine")
