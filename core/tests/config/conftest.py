@@ -67,8 +67,8 @@ def refused(load: Load) -> Refused:
 @pytest.fixture
 def program(registry: Registry, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The ``drivetrain`` program with the little distributions alone; returns its exit code."""
-    from drivetrain.cli import main, show
+    from drivetrain.cli import main, show, train
 
-    for module in (registry_module, show):
+    for module in (registry_module, show, train):
         monkeypatch.setattr(module, "get_registry", lambda: registry)
     return lambda *words: main.run(list(words))
