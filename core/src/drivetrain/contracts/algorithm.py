@@ -38,7 +38,8 @@ class Algorithm(ABC):
         """Turn prompts into a batch to learn from: generate, score, log-probs, values, advantages.
 
         Args:
-            roles: the models and the rewards (``roles.rollout``, ``roles.actor``, ``roles.ref``, ``roles.rewards``).
+            roles: the models and the rewards (``roles.rollout``, ``roles.actor``, ``roles.ref``, ``roles.critic``,
+                ``roles.rewards``).
             prompts: one row a prompt, with the columns ``input_ids``, ``attention_mask`` (left padded) and ``uid``.
 
         Returns:

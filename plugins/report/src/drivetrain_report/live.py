@@ -42,7 +42,8 @@ class LiveView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
         inner = min(options.max_width, WIDEST) - (4 if wide else 0)
-        body = Group(*self._body(inner, wide, options.ascii_only))
+        with self.progress.lock:
+            body = Group(*self._body(inner, wide, options.ascii_only))
         if not wide:
             yield body
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,10 +26,12 @@ class Progress:
         steps_done: the last step that is complete.
         phase: name of the current phase, with the time it began.
         phase_s: seconds spent in each phase in this session.
+        lock: held while something changes, and by the thread that draws while it looks.
     """
 
     def __init__(self, info: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self.info = info
+        self.lock = threading.RLock()
         self.config: dict[str, Any] = config_values(info.config)
         self.clock = clock
         self.began = clock()
@@ -42,17 +45,19 @@ class Progress:
 
     def enter(self, step: int, phase: str) -> None:
         """The step has entered a phase."""
-        self.phase = (phase, self.clock())
-        self._reach(step - 1)
+        with self.lock:
+            self.phase = (phase, self.clock())
+            self._reach(step - 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step has logged its metrics."""
-        self.history.add_metrics(step, metrics)
-        self._reach(step)
-        for phase in PHASES:
-            spent = metrics.get(f"time/{phase}_s")
-            if spent is not None and math.isfinite(spent) and spent > 0:
-                self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent
+        with self.lock:
+            self.history.add_metrics(step, metrics)
+            self._reach(step)
+            for phase in PHASES:
+                spent = metrics.get(f"time/{phase}_s")
+                if spent is not None and math.isfinite(spent) and spent > 0:
+                    self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent
 
     def last(self, name: str) -> float | None:
         """The latest value of a metric."""
