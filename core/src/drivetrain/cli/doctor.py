@@ -16,7 +16,7 @@ ENGINES = ("torch", "transformers", "tensordict", "ray", "megatron-core", "trans
 def doctor(*, as_json: bool) -> int:
     """Print the findings; returns 1 if something is installed but cannot be used."""
     registry = get_registry()
-    broken = [row for row in registry.rows() if row.status not in ("ok", "disabled")]
+    broken = registry.unusable()
     report: dict[str, Any] = {
         "drivetrain": __version__,
         "python": platform.python_version(),

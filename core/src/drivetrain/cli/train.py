@@ -33,8 +33,8 @@ def _train(resolved: Resolved, *, resume: str | None, overwrite: bool) -> int:
     from drivetrain.driver.trainer import Trainer
 
     run_dir = run.trainer.run_dir.absolute()
-    broken = [row for row in get_registry().rows() if row.status not in ("ok", "disabled")]
-    notes = [f"not loadable: {row.distribution} {row.version} {row.reason}" for row in broken]
+    unusable = get_registry().unusable()
+    notes = [f"not loadable: {row.distribution} {row.version} {row.reason}" for row in unusable]
     notes += resolved.notes
     found = None
     if resume is not None:

@@ -33,6 +33,10 @@ class PluginConfig(Section):
 
     name: str = Field(description="Name of the plugin.")
 
+    def departs(self, key: str) -> bool:
+        """Whether a setting is another than its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
     def required_capabilities(self) -> tuple[str, ...]:
         """Capabilities that these settings need some selected plugin to provide."""
         return ()

@@ -29,7 +29,7 @@ def check_options(
         return
     noun, known = found.spec.noun, sorted(found.spec.options)
     for key in own:
-        if getattr(config, key) != type(config).model_fields[key].default and key not in known:
+        if config.departs(key) and key not in known:
             yield Problem(key=key, what=f"{noun} {name!r} does not read {key!r}", mend=f"remove {key}")
     for key in extra:
         if key not in known:

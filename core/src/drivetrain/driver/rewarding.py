@@ -14,7 +14,7 @@ import torch
 
 from drivetrain.builtin.per_sample import SampleError
 from drivetrain.contracts.data import Reward, RewardSample, Score
-from drivetrain.driver.text import decode_responses, response_tokens
+from drivetrain.driver.text import decode_tokens, response_tokens
 from drivetrain.errors import RewardError, UserError
 from drivetrain.protocol import DataProto
 
@@ -73,8 +73,8 @@ class RewardPanel:
 
     def _samples(self, batch: DataProto) -> list[RewardSample]:
         names = ("raw_prompt", "finish_reason", "answer", "data_source", "extra")
-        rows = zip(decode_responses(batch, self._tokenizer), response_tokens(batch),
-                   *(batch[name] for name in names), strict=True)  # fmt: skip
+        drawn = response_tokens(batch)
+        rows = zip(decode_tokens(drawn, self._tokenizer), drawn, *(batch[name] for name in names), strict=True)
         return [
             RewardSample(prompt=prompt, response=response, response_token_ids=tokens, finish_reason=finish,
                          answer=answer, data_source=source, extra=extra)

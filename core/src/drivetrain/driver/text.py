@@ -60,7 +60,12 @@ def response_tokens(batch: DataProto) -> list[list[int]]:
 
 def decode_responses(batch: DataProto, tokenizer: Any) -> list[str]:
     """The text of each row's response, special tokens left out."""
-    return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in response_tokens(batch)]
+    return decode_tokens(response_tokens(batch), tokenizer)
+
+
+def decode_tokens(rows: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
+    """The text of each row of tokens, special ones left out."""
+    return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in rows]
 
 
 class ResponseEncoder:

@@ -120,6 +120,10 @@ class Registry(Plugins):
             add(f.candidate, kind="", name=f.candidate.entry_point, summary="", status=f.status, reason=f.reason)
         return sorted(rows, key=lambda row: (row.kind, row.name, row.distribution))
 
+    def unusable(self) -> list[Row]:
+        """The rows of what is installed, not switched off, and cannot be selected."""
+        return [row for row in self.rows() if row.status not in ("ok", "disabled")]
+
     def _suggestions(self, hook: str, name: str) -> str:
         installed = [(n, offer) for (h, n), offers in sorted(self.offers.items()) if h == hook for offer in offers]
         there = {canonicalize_name(row.distribution) for row in self.rows()}

@@ -75,7 +75,7 @@ class GRPOConfig(AlgorithmConfig):
             yield Problem(key="scale", what=f"aggregation {self.aggregation} does not divide by a constant length",
                           mend="remove algorithm.scale, or set aggregation to seq-mean-token-sum-norm")  # fmt: skip
         for key in ("kl_kind", "kl_in"):
-            if self.kl_coef == 0 and getattr(self, key) != type(self).model_fields[key].default:
+            if self.kl_coef == 0 and self.departs(key):
                 yield Problem(key=key, what="is not read while kl_coef is 0", mend=f"set kl_coef, or remove {key}")
         if self.old_log_probs == "rollout" and run.rollout is not None:
             if run.rollout.truncates_distribution:

@@ -77,7 +77,7 @@ class PPOConfig(AlgorithmConfig):
             yield Problem(key="scale", what="seq-mean-token-sum-norm, and no other aggregation, divides by a constant "
                           "length", mend="set both, or neither; scale may be rollout.max_response_tokens")  # fmt: skip
         for key in READ_WITH_KL if self.kl_coef == 0 else READ_WITH_KL[2:] if self.kl_controller == "fixed" else ():
-            if getattr(self, key) != type(self).model_fields[key].default:
+            if self.departs(key):
                 why = "kl_coef is 0" if self.kl_coef == 0 else "kl_controller is fixed"
                 yield Problem(key=key, what=f"is not read while {why}", mend=f"change that, or remove {key}")
         if self.critic_warmup_steps >= run.trainer.steps:
