@@ -78,7 +78,7 @@ def kill_somewhere(process: subprocess.Popen[bytes], run_dir: Path, draw: random
     if draw.random() < 1 / 3:
         reached = wait(process, lambda: any((run_dir / "checkpoints").glob(".step-*.part")))
     else:
-        target = steps_logged(run_dir) + draw.randint(1, 4)
+        target = steps_logged(run_dir) + draw.randint(1, 3)
         reached = wait(process, lambda: steps_logged(run_dir) >= target)
         time.sleep(draw.uniform(0, 0.2) * reached)
     process.send_signal(how)
@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal
             break
     finish(start(config, broken, "--resume", "auto", *more))
 
-    assert kills >= 3, "hardly anything was killed"
+    assert kills >= 5, "hardly anything was killed"
     assert numbers(broken) == numbers(whole)
     assert state(broken) == state(whole)
 

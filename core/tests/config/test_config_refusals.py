@@ -13,7 +13,9 @@ from drivetrain.config.resolve import load_config
 from drivetrain.errors import ConfigError, UserError
 from drivetrain.seam.registry import Registry
 
-TRAINER_KEYS = "steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, eval"
+TRAINER_KEYS = (
+    "steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, best_metric, best_is, health, eval"
+)
 
 
 def without(section: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from driver_rig import phases
 
 from drivetrain.config import EvaluationConfig
 from drivetrain.contracts.data import Score
-from drivetrain.driver.evaluation import SAMPLES_KEPT, evaluate
+from drivetrain.driver.evaluation import SAMPLES_KEPT, evaluate, pass_at_k
 from drivetrain.driver.rewarding import PanelReward, RewardPanel
 from drivetrain.driver.stats import batch_metrics
 from drivetrain.protocol import DataProto
@@ -67,13 +68,53 @@ def session(held: Held, reward: Any = judge, **options: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"batch_prompts": 4}, {"samples": 2}])
 def test_metrics_by_data_source(options: dict[str, int]) -> None:
     got = evaluate(session(Held(6), **options)).metrics
-    assert got == pytest.approx(
+    assert {name: value for name, value in got.items() if "@" not in name} == pytest.approx(
         {
             "eval/accuracy": 2 / 6, "eval/easy/accuracy": 1, "eval/hard/accuracy": 0,
             "eval/reward": 2 / 6, "eval/easy/reward": 1, "eval/hard/reward": 0,
             "eval/reward/judge": 4 / 6, "eval/response_tokens": (2 * 1 + 4 * 2) / 6,
         }
     )  # fmt: skip
+
+
+def one_of(right: dict[str, int]) -> Any:
+    """Generates answers of which the first so many of a prompt are right."""
+
+    def generate(prompts: DataProto, *, samples: int, **_: Any) -> DataProto:
+        rows = prompts.repeat(samples)
+        good = [n % samples < right[source] for n, source in enumerate(rows["data_source"])]
+        responses = torch.tensor([[0] if yes else [1] for yes in good])
+        ended = ["stop"] * len(rows)
+        return rows.with_columns(responses=responses, response_mask=torch.ones_like(responses), finish_reason=ended)
+
+    return generate
+
+
+@pytest.mark.parametrize("batch_prompts", [256, 4])
+def test_several_completions_tell_mean_and_pass(batch_prompts: int) -> None:
+    run = session(Held(6), samples=6, batch_prompts=batch_prompts)
+    run.roles.rollout.generate = one_of({"easy": 5, "hard": 2})
+    got = evaluate(run).metrics
+    easy = {"mean@6": 5 / 6, "pass@1": 5 / 6, "pass@2": 1.0, "pass@4": 1.0, "pass@6": 1.0}
+    hard = {"mean@6": 2 / 6, "pass@1": 2 / 6, "pass@2": 1 - 6 / 15, "pass@4": 1 - 1 / 15, "pass@6": 1.0}
+    wanted = {f"eval/easy/{name}": value for name, value in easy.items()}
+    wanted |= {f"eval/hard/{name}": value for name, value in hard.items()}
+    wanted |= {f"eval/{name}": (2 * easy[name] + 4 * hard[name]) / 6 for name in easy}
+    assert {name: value for name, value in got.items() if "@" in name} == pytest.approx(wanted, abs=1e-12)
+
+
+def test_one_completion_tells_no_more_than_its_accuracy() -> None:
+    assert not [name for name in evaluate(session(Held(6))).metrics if "@" in name]
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_pass_at_k_counts_the_draws(n: int) -> None:
+    """Against the definition: the share of all choices of k out of n that hold a right one."""
+    rows = torch.tensor(list(itertools.product([0.0, 1.0], repeat=n)))[:: max(1, 2**n // 32)]
+    for k in range(1, n + 1):
+        draws = list(itertools.combinations(range(n), k))
+        wanted = torch.stack([rows[:, list(draw)].amax(dim=1) for draw in draws]).double().mean(dim=0)
+        torch.testing.assert_close(pass_at_k(rows.double(), k), wanted, rtol=0, atol=1e-12)
 
 
 def test_one_source_is_not_repeated() -> None:
@@ -109,6 +150,16 @@ def test_metrics_of_a_batch() -> None:
         "truncated": 0.5,
     }  # fmt: skip
     assert batch_metrics(scored()) == {"response_tokens": 2.0, "response_tokens_max": 3.0}
+
+
+def test_groups_that_teach_nothing_are_counted() -> None:
+    """As a share of completions; without several completions of a prompt there are no groups."""
+    scores = torch.tensor([1.0, 1.0, 0.5, 0.25, 0.1])
+    alike = DataProto.from_single_dict({"response_mask": torch.ones(5, 2, dtype=torch.long), "scores": scores,
+                                        "uid": ["a", "a", "b", "b", "c"]})  # fmt: skip
+    assert batch_metrics(alike)["groups_without_signal"] == pytest.approx(3 / 5)
+    single = alike.with_columns(uid=["a", "b", "c", "d", "e"])
+    assert "groups_without_signal" not in batch_metrics(single)
 
 
 def test_accuracy_needs_a_judgement_of_every_row() -> None:

@@ -13,6 +13,7 @@ from drivetrain.driver import checkpoints
 from drivetrain.driver.tracking import Tracking
 from drivetrain.driver.trainer import Trainer
 from drivetrain.errors import UserError
+from drivetrain.metrics import Mean
 
 
 class Stop:
@@ -69,7 +70,7 @@ def test_a_stop_that_comes_at_any_time_loses_no_step(trainer, tmp_path: Path, af
     assert saved(tmp_path) == [result.steps_done] * (after > 0) and logged(tmp_path)[-1] == result.steps_done == after
 
 
-def test_a_stop_that_comes_while_the_step_is_logged_is_obeyed_in_the_next(trainer, tmp_path: Path) -> None:
+def test_a_stop_that_comes_while_the_step_is_logged_is_obeyed_at_once(trainer, tmp_path: Path) -> None:
     made = trainer()
     requested = False
     write = made.tracking.metrics
@@ -81,8 +82,62 @@ def test_a_stop_that_comes_while_the_step_is_logged_is_obeyed_in_the_next(traine
 
     made.tracking.metrics = metrics
     result = made.train(lambda: requested)
-    assert (result.status, result.steps_done) == ("interrupted", 3)
-    assert saved(tmp_path) == [3]
+    assert (result.status, result.steps_done) == ("interrupted", 2)
+    assert saved(tmp_path) == [2]
+
+
+def test_a_step_is_told_before_it_is_saved(trainer, tmp_path: Path) -> None:
+    """So a run that is killed in between takes the step again, and no step is missing from the metrics."""
+    made = trainer("trainer.save_every=1")
+    told: list[list[int]] = []
+    made.session.save_models = lambda folder: told.append(logged(tmp_path))
+    made.train()
+    assert told == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+def values(made: Trainer, numbers: list[float]) -> None:
+    """Let the algorithm tell these values of a metric ``value``, a step each."""
+    learn, left = made.algorithm.learn, iter(numbers)
+    made.algorithm.learn = lambda roles, batch: {**learn(roles, batch), "value": Mean(next(left), 1)}
+
+
+@pytest.mark.parametrize("which, best, kept", [("highest", 2, [2, 5]), ("lowest", 3, [3, 5])])
+def test_the_best_checkpoint_is_kept_too(trainer, tmp_path: Path, which: str, best: int, kept: list[int]) -> None:
+    made = trainer("trainer.save_every=1", "trainer.steps=5", "trainer.keep_checkpoints=1",
+                   "trainer.best_metric=train/value", f"trainer.best_is={which}")  # fmt: skip
+    values(made, [1.0, 3.0, 0.5, 3.0, 2.0])
+    made.train()
+    assert saved(tmp_path) == kept
+    link = tmp_path / "run" / "checkpoints" / "best"
+    assert link.is_symlink() and checkpoints.read_state(checkpoints.find(link, print))["step"] == best
+
+
+def test_a_resumed_run_remembers_which_is_the_best(trainer, tmp_path: Path) -> None:
+    settings = ("trainer.save_every=1", "trainer.keep_checkpoints=1", "trainer.best_metric=train/value")
+    made = trainer(*settings)
+    values(made, [2.0, 1.0])
+    made.train(Stop(2))
+    made = trainer(*settings, resume=2)
+    values(made, [1.5, float("nan")])
+    made.train()
+    assert saved(tmp_path) == [1, 4]
+
+
+def test_a_step_without_the_metric_cannot_be_the_best(trainer, tmp_path: Path, capsys) -> None:
+    trainer("trainer.save_every=2", "trainer.best_metric=train/valeu", "trainer.keep_checkpoints=1").train()
+    assert saved(tmp_path) == [4] and not (tmp_path / "run" / "checkpoints" / "best").exists()
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: step {step}: this checkpoint cannot be the best one: the step has no train/valeu" for step in (2, 4)
+    ]
+
+
+def test_what_goes_wrong_is_said_once(trainer, capsys) -> None:
+    made = trainer("trainer.steps=9")
+    learn, entropies = made.algorithm.learn, iter([1.0] * 4 + [0.001] * 5)
+    made.algorithm.learn = lambda roles, batch: {**learn(roles, batch), "entropy": Mean(next(entropies), 1)}
+    made.train()
+    said = [line for line in capsys.readouterr().err.splitlines() if "entropy collapse" in line]
+    assert len(said) == 1 and said[0].startswith("warning: step 9: entropy collapse: 0.001 nats a token after 0.8")
 
 
 def test_a_resumed_run_goes_on_where_it_was(trainer, tmp_path: Path) -> None:

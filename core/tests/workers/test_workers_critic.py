@@ -13,6 +13,7 @@ from drivetrain.builtin.local_executor import LocalWorkerGroup
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.contracts.algorithm import LossTerm
 from drivetrain.contracts.mesh import RankLayout
+from drivetrain.errors import NonFiniteError
 from drivetrain.metrics import Mean
 from drivetrain.numerics import Counts
 from drivetrain.protocol import DataProto
@@ -92,6 +93,16 @@ def test_values_and_updates(backends: None) -> None:
     assert args[1:] == (terms, counts) and options == {"temperature": 1.0, "lr_factor": 0.5}
     assert registration(CriticWorker, "compute_values").dispatch_mode == "dp_compute_proto"
     assert registration(CriticWorker, "update_critic").dispatch_mode == "dp_compute_metric"
+
+
+def test_values_that_are_not_finite_go_nowhere(backends: None) -> None:
+    worker = CriticWorker(run(), "critic")
+    group = LocalWorkerGroup(worker)
+    group.call("init_model")
+    values = torch.tensor([[0.0, 1.0], [torch.nan, torch.inf], [0.0, -torch.inf]])
+    worker.backends["critic"].forward = lambda *args, **options: {"values": values}
+    with pytest.raises(NonFiniteError, match="values of 2 of 3 rows are not finite.*worker critic, rank 0"):
+        group.call("compute_values", batch())
 
 
 def test_each_worker_saves_the_model_that_learns(backends: None, tmp_path: Path) -> None:

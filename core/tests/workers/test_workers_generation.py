@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from drivetrain.config import RolloutConfig
 from drivetrain.contracts.rollout import Completion, GenerationRequest
+from drivetrain.errors import NonFiniteError
 from drivetrain.protocol import DataProto
 from drivetrain.workers.generation import completions_to_batch, requests_of
 
@@ -85,6 +88,13 @@ def test_rows_of_completions() -> None:
     assert batch["sample_index"].tolist() == [0, 1, 0, 1]
     assert batch["finish_reason"].tolist() == ["stop", "stop", "length", "stop"]
     assert batch["weight_version"].tolist() == [3] * 4  # the newest that had a part in it
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_log_probs_that_are_not_finite_are_refused(bad: float) -> None:
+    good, broken = completion(0, 5), dataclasses.replace(completion(0, 5, 2), log_probs=(-0.5, bad))
+    with pytest.raises(NonFiniteError, match="log-probs of 1 of 2 completions are not finite"):
+        completions_to_batch(prompts("ab"), [[good], [broken]], CONFIG, pad_token_id=PAD)
 
 
 def test_types_of_columns() -> None:

@@ -119,11 +119,3 @@ def test_ratios_can_start_from_the_log_probs_of_the_rollout(run_file: Path) -> N
         batch = made.collect()
     assert batch["old_log_probs"].equal(batch["rollout_log_probs"])
     torch.testing.assert_close(batch["old_log_probs"], log_probs(run_file, "policy", batch), rtol=0, atol=2e-5)
-
-
-def test_groups_that_teach_nothing_are_counted(run_file: Path, collected: DataProto) -> None:
-    alike = torch.tensor([uid == collected["uid"][0] for uid in collected["uid"]])
-    batch = collected.with_columns(scores=torch.where(alike, 1.0, torch.arange(12.0)))
-    with rig.opened(run_file) as made:
-        made.learn(batch)
-    assert made.metrics["groups_without_signal"].result() == 0.25

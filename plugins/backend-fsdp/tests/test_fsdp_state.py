@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drivetrain import CheckpointError, ExpiredWeightsError, UserError
+from drivetrain import CheckpointError, ExpiredWeightsError, NonFiniteError, UserError
 from drivetrain.weights import Manifest
 
 
@@ -42,6 +42,18 @@ def test_checkpoint_before_the_first_step(qwen2: Path, tmp_path: Path) -> None:
     fresh = rig.backend(qwen2, model={"init": "random"})
     fresh.load(tmp_path)
     assert step(fresh, 1) == loss
+
+
+@pytest.mark.parametrize("where", ["weight", "moment"])
+def test_what_is_not_finite_is_not_saved(qwen2: Path, tmp_path: Path, where: str) -> None:
+    made = rig.backend(qwen2)
+    step(made, 1)
+    parameter = next(made.model.parameters())
+    broken = parameter.data if where == "weight" else made.optimizer.state[parameter]["exp_avg"]
+    broken.view(-1)[3] = torch.inf
+    with pytest.raises(NonFiniteError, match="is not finite, so the model is not saved"):
+        made.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_checkpoints_that_do_not_fit(qwen2: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from drivetrain.config.models import (
     CriticConfig,
     DataConfig,
     EvaluationConfig,
+    HealthConfig,
     ModelConfig,
     ReferenceConfig,
     RunConfig,
@@ -25,6 +26,6 @@ from drivetrain.config.models import (
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
+    "HealthConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig",
+    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
 ]  # fmt: skip

@@ -27,15 +27,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    def departs(self, key: str) -> bool:
+        """Whether a setting is another than its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
 
 class PluginConfig(Section):
     """A section that a plugin reads; ``name`` selects the plugin."""
 
     name: str = Field(description="Name of the plugin.")
-
-    def departs(self, key: str) -> bool:
-        """Whether a setting is another than its default."""
-        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     def required_capabilities(self) -> tuple[str, ...]:
         """Capabilities that these settings need some selected plugin to provide."""

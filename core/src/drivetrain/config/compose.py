@@ -52,6 +52,24 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
         yield Problem(key="rewards", what=f"two rewards are called {label!r}", mend="give each a label")
     if run.trainer.eval_every and run.data.eval is None:
         yield Problem(key="trainer.eval_every", what="there is nothing to evaluate on", mend="add a section data.eval")
+    yield from _best(run)
+
+
+def _best(run: RunConfig) -> Iterator[Problem]:
+    trainer, key = run.trainer, "trainer.best_metric"
+    if trainer.best_metric is None:
+        if trainer.departs("best_is"):
+            yield Problem(key="trainer.best_is", what="is not read without best_metric", mend=f"set {key}")
+        return
+    if not trainer.save_every:
+        yield Problem(key=key, what="the run saves at its end alone, so nothing is chosen from",
+                      mend="set trainer.save_every")  # fmt: skip
+    if trainer.best_metric.startswith("eval/"):
+        if run.data.eval is None:
+            yield Problem(key=key, what="there is nothing to evaluate on", mend="add a section data.eval")
+        elif not trainer.eval_every or trainer.save_every % trainer.eval_every:
+            yield Problem(key=key, what="steps are saved that are not evaluated",
+                          mend="make trainer.save_every a multiple of trainer.eval_every")  # fmt: skip
 
 
 def _sizes(run: RunConfig) -> Iterator[Problem]:

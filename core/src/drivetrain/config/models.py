@@ -114,6 +114,23 @@ class EvaluationConfig(Section):
     batch_prompts: int = Field(default=256, gt=0, description="Prompts that are answered together.")
 
 
+class HealthConfig(Section):
+    """When a run warns that it goes wrong; null turns a warning off. Figures are means over five steps."""
+
+    entropy_below: float | None = Field(
+        default=0.1, gt=0, description="Entropy, as a share of that in the first steps."
+    )
+    kl_above: float | None = Field(
+        default=1.0, gt=0, description="KL divergence from the reference, or within a step's updates, in nats a token."
+    )
+    length_above: float | None = Field(
+        default=1.5, gt=0, description="Tokens of a response over those in the first steps, while most are cut off."
+    )
+    dead_prompts_above: float | None = Field(
+        default=0.9, gt=0, le=1, description="Share of completions that score as all others of their prompt."
+    )
+
+
 class TrainerConfig(Section):
     """The loop."""
 
@@ -124,6 +141,11 @@ class TrainerConfig(Section):
     save_every: int = Field(0, ge=0, description="Steps between checkpoints; 0: at the end alone.")
     log_every: int = Field(1, gt=0, description="Steps between lines of metrics.")
     keep_checkpoints: int = Field(2, gt=0, description="Checkpoints that are kept; older ones are removed.")
+    best_metric: str | None = Field(
+        None, description="Metric, such as eval/accuracy, by which the best checkpoint is kept too."
+    )
+    best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of best_metric is the best.")
+    health: HealthConfig = HealthConfig()
     eval: EvaluationConfig = EvaluationConfig()
 
 

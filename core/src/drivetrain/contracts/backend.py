@@ -91,7 +91,11 @@ class TrainingBackend(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write model, optimizer and random state so that :meth:`load` continues exactly; ``folder`` exists."""
+        """Write model, optimizer and random state so that :meth:`load` continues exactly; ``folder`` exists.
+
+        Raises:
+            drivetrain.NonFiniteError: a weight is NaN or infinite; such a checkpoint would be of no use.
+        """
 
     @abstractmethod
     def load(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ from drivetrain.errors import CheckpointError, UserError
 
 STATE_FILE = "driver.json"
 CHECKSUMS_FILE = "checksums.json"
+BEST = "best"  # a link to the best checkpoint
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -47,13 +48,32 @@ def complete(run_dir: Path) -> list[Path]:
     return sorted(p.parent for p in (run_dir / "checkpoints").glob(f"step-*/{STATE_FILE}"))
 
 
-def keep_last(run_dir: Path, count: int, step: int) -> None:
-    """Remove all checkpoints but the newest ``count`` up to ``step``; a run that went back takes later steps again."""
+def keep_last(run_dir: Path, count: int, step: int, *, highest: bool = True) -> None:
+    """Remove all checkpoints but the newest ``count`` up to ``step``, and the best of these if they have a merit.
+
+    A run that went back takes later steps again. ``checkpoints/best`` comes to point to the best, of equals the first.
+
+    Args:
+        highest: whether the best has the highest ``merit`` in its state, or the lowest.
+    """
     found = complete(run_dir)
-    kept = [folder for folder in found if folder.name <= folder_of(run_dir, step).name][-count:]
+    reached = [folder for folder in found if folder.name <= folder_of(run_dir, step).name]
+    kept = reached[-count:]
+    merits = {folder: merit for folder in reached if (merit := read_state(folder).get("merit")) is not None}
+    if merits:
+        best = (max if highest else min)(merits, key=merits.__getitem__)
+        kept.append(best)
+        _link(best.with_name(BEST), best)
     for folder in found:
         if folder not in kept:
             _remove(folder)
+
+
+def _link(link: Path, folder: Path) -> None:
+    aside = link.with_name(f".{link.name}.part")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(folder.name)
+    aside.replace(link)
 
 
 def _remove(folder: Path) -> None:

@@ -42,6 +42,9 @@ class Tracking:
     def checkpoint_saved(self, event: CheckpointSaved) -> None:
         self._observe("checkpoint_saved", event)
 
+    def warn(self, text: str) -> None:
+        _complain(f"step {self.progress.step}: {text}")
+
     def ended(self, result: RunResult) -> None:
         self._each(lambda tracker: tracker.ended(result))
         if result.status == "failed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from drivetrain.contracts.observers import CheckpointSaved, StepEnded
 from drivetrain.contracts.tracker import RunInfo, RunResult
 from drivetrain.driver import checkpoints
 from drivetrain.driver.evaluation import evaluate
+from drivetrain.driver.health import Health
 from drivetrain.driver.session import Session
 from drivetrain.driver.stats import batch_metrics
 from drivetrain.driver.tracking import Tracking
@@ -30,6 +32,7 @@ class Trainer:
         self.run_dir = run_dir
         self.notes = tuple(notes)
         self.algorithm: Algorithm = resolve("algorithms", self.run.algorithm.name)(self.run.algorithm)
+        self.health = Health(self.run.trainer.health)
         self.metrics: dict[str, float] = {}
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> RunResult:
@@ -39,6 +42,7 @@ class Trainer:
         self.tracking.started(self._info())
         if session.progress.step == 0:
             self._evaluate()
+            self._know_best_metric()
             self._log()
         stopping = stop()
         while session.progress.step < steps and not stopping:
@@ -50,10 +54,10 @@ class Trainer:
             self._measure(batch, to_floats(learned), time.perf_counter() - start)
             if self._due(self.run.trainer.eval_every):
                 self._evaluate()  # 4. held-out prompts
+            self._log()  # 5. numbers, before the checkpoint: what a run resumes from has been told
             stopping = stop()  # asked once a step: a run that stops has saved the step
             if self._due(self.run.trainer.save_every) or stopping:
-                self._save()  # 5. a checkpoint
-            self._log()  # 6. numbers
+                self._save()  # 6. a checkpoint
         done = session.progress.step
         return RunResult(
             status="finished" if done >= steps else "interrupted", steps_done=done, steps_planned=steps,
@@ -75,6 +79,7 @@ class Trainer:
         self.session.progress.step, self.session.progress.updates = state["step"], state["updates"]
         self.session.train_prompts.load_state_dict(state["prompts"])
         self.algorithm.load_state_dict(state["algorithm"])
+        self.health.load_state_dict(state["health"])
 
     def _due(self, every: int) -> bool:
         step = self.session.progress.step
@@ -85,6 +90,8 @@ class Trainer:
         tokens = float(batch["response_mask"].sum())
         self.metrics = {**numbers, "train/step_tokens": tokens, "throughput/tokens_per_s": tokens / seconds,
                         "time/step_s": seconds}  # fmt: skip
+        for sign in self.health.watch(self.metrics):
+            self.tracking.warn(sign)
 
     def _evaluate(self) -> None:
         if self.session.eval_prompts is None:
@@ -100,11 +107,28 @@ class Trainer:
         state = {
             "step": step, "updates": session.progress.updates, "algorithm_name": self.run.algorithm.name,
             "algorithm": self.algorithm.state_dict(), "prompts": session.train_prompts.state_dict(),
+            "health": self.health.state_dict(), "merit": self._merit(),
         }  # fmt: skip
         with session.phases("save", side="training"):
             folder = checkpoints.save(self.run_dir, step, state, session.save_models)
-            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints, step)
+            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints, step,
+                                  highest=self.run.trainer.best_is == "highest")  # fmt: skip
         self.tracking.checkpoint_saved(CheckpointSaved(step=step, run_dir=self.run_dir, folder=folder))
+
+    def _know_best_metric(self) -> None:
+        """Raises UserError if checkpoints are to be chosen by a metric that evaluations do not have."""
+        name = self.run.trainer.best_metric or ""
+        if name.startswith("eval/") and name not in self.metrics:
+            raise UserError(f"no metric is called {name!r}", where="trainer.best_metric",
+                            mend=f"choose from {', '.join(sorted(self.metrics))}")  # fmt: skip
+
+    def _merit(self) -> float | None:
+        """The metric that the best checkpoint is chosen by; None where the step has no such number."""
+        name = self.run.trainer.best_metric
+        value = self.metrics.get(name, math.nan) if name else math.nan
+        if name and not math.isfinite(value):
+            self.tracking.warn(f"this checkpoint cannot be the best one: the step has no {name}")
+        return value if math.isfinite(value) else None
 
     def _log(self) -> None:
         step = self.session.progress.step

@@ -88,14 +88,14 @@ class ActorRolloutRefWorker(ModelWorker):
         """The actor's ``old_log_probs`` and ``entropy``, each (rows, response)."""
         assert self.actor is not None
         out = self.actor.forward(batch, ("log_probs", "entropy"), temperature=self._temperature)
-        return DataProto.from_dict({"old_log_probs": out["log_probs"].cpu(), "entropy": out["entropy"].cpu()})
+        return self.finite(old_log_probs=out["log_probs"], entropy=out["entropy"])
 
     @register("dp_compute_proto")
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """The reference's ``ref_log_probs`` (rows, response)."""
         assert self.ref is not None
         out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
-        return DataProto.from_dict({"ref_log_probs": out["log_probs"].cpu()})
+        return self.finite(ref_log_probs=out["log_probs"])
 
     @register("dp_compute_metric")
     def update_actor(

@@ -32,8 +32,7 @@ class CriticWorker(ModelWorker):
     @register("dp_compute_proto")
     def compute_values(self, batch: DataProto) -> DataProto:
         """The critic's ``values`` before each response token (rows, response)."""
-        values = self.backends["critic"].forward(batch, ("values",), temperature=1.0)["values"]
-        return DataProto.from_dict({"values": values.cpu()})
+        return self.finite(**self.backends["critic"].forward(batch, ("values",), temperature=1.0))
 
     @register("dp_compute_metric")
     def update_critic(

@@ -9,6 +9,7 @@ import torch
 
 from drivetrain.config import RolloutConfig
 from drivetrain.contracts.rollout import Completion, GenerationRequest, SamplingParams
+from drivetrain.errors import NonFiniteError
 from drivetrain.protocol import DataProto
 from drivetrain.seeds import derive_seed
 
@@ -52,6 +53,9 @@ def completions_to_batch(
         responses[row, :length] = completion.token_ids
         log_probs[row, :length] = completion.log_probs
         mask[row, :length] = 1
+    if bad := int((~np.isfinite(log_probs)).any(axis=1).sum()):
+        raise NonFiniteError(f"log-probs of {bad} of {len(flat)} completions are not finite; no weight was changed",
+                             where=f"rollout {config.name}", mend="look at the weights of the policy")  # fmt: skip
     rows = prompts.repeat(samples, interleave=True)
     prompt_ids, prompt_mask = rows.batch["input_ids"], rows.batch["attention_mask"]
     response_ids, response_mask = torch.from_numpy(responses), torch.from_numpy(mask)

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.contracts.backend import BackendContext, TrainingBackend
 from drivetrain.contracts.mesh import RankLayout
+from drivetrain.errors import NonFiniteError
+from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import resolve
 from drivetrain.workers.registration import register
 from drivetrain.workers.worker import Worker
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
 
 
@@ -41,6 +45,21 @@ class ModelWorker(Worker):
         backend.initialize()
         self.backends[role] = backend
         return backend
+
+    def finite(self, **columns: Tensor) -> DataProto:
+        """A result of these columns, (rows, response) each, on the host.
+
+        Raises:
+            NonFiniteError: one of them is NaN or infinite somewhere.
+        """
+        for name, column in columns.items():
+            if bad := int((~column.isfinite()).any(dim=1).sum()):
+                raise NonFiniteError(
+                    f"{name} of {bad} of {len(column)} rows are not finite; no weight was changed",
+                    where=f"worker {'_'.join(self.roles)}, rank {self.rank}",
+                    mend="lower the learning rate, or train in a dtype of larger range",
+                )  # fmt: skip
+        return DataProto.from_dict({name: column.cpu() for name, column in columns.items()})
 
     @property
     def device_name(self) -> str:

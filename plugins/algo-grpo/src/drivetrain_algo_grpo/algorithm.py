@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain import Algorithm, LossTerm, compute_advantage
 from drivetrain.metrics import Mean, Metric, merge_metrics
-from drivetrain.numerics import fill_masked, group_index, group_mean_std, kl_penalty, masked_sum
+from drivetrain.numerics import fill_masked, kl_penalty, masked_sum
 from drivetrain_algo_grpo.config import GRPOConfig
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class GRPO(Algorithm):
     def _batch_metrics(self, batch: DataProto) -> dict[str, Metric]:
         """What the terms of the objective do not tell by themselves."""
         c, mask = self.config, batch["response_mask"]
-        std = group_mean_std(batch["scores"], group_index(batch.non_tensor_batch["uid"]))[1]
-        metrics: dict[str, Metric] = {"groups_without_signal": Mean((std == 0).sum(), len(std))}
+        metrics: dict[str, Metric] = {}
         if c.entropy_coef == 0:
             # exact where log-probs were recomputed; else estimated from the drawn tokens, as the mean of -log p
             entropy = batch["entropy"] if "entropy" in batch else -batch["rollout_log_probs"]

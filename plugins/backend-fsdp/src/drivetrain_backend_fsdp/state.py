@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drivetrain import CheckpointError
+from drivetrain import CheckpointError, NonFiniteError
 from drivetrain_backend_fsdp.sharding import local
 
 
@@ -28,7 +28,11 @@ def save(
     rank: int,
     world: int,
 ) -> None:
-    """Write this rank's part; ``folder`` exists."""
+    """Write this rank's part; ``folder`` exists.
+
+    Raises:
+        drivetrain.NonFiniteError: a weight or a moment is NaN or infinite; nothing is written.
+    """
     tensors: dict[str, Tensor] = {}
     layout: dict[str, Any] = {"world_size": world, "tensors": {}, "numbers": {}}
     for name, tensor in _tensors(model, optimizer):
@@ -36,6 +40,9 @@ def save(
             layout["numbers"][name] = tensor
             continue
         part, start = local(tensor)
+        if not bool(part.isfinite().all()):
+            raise NonFiniteError(f"{name} is not finite, so the model is not saved", where="checkpoint",
+                                 mend="go on from an earlier checkpoint with a lower learning rate")  # fmt: skip
         if part.shape == tensor.shape and rank:  # the same on all ranks: the first one writes it
             continue
         tensors[name] = part.cpu().contiguous()
