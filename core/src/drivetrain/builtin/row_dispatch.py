@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from drivetrain.contracts.algorithm import LossTerm
 from drivetrain.metrics import merge_metrics
 from drivetrain.protocol import DataProto, units
 from drivetrain.seam.registry import get_registry
+from drivetrain.seam.specs import PolicyLossSpec
 
 
 class DPComputeProto(MeshMode):
@@ -122,8 +123,8 @@ class DPComputeMetric(DPComputeProto):
                 raise ValueError(f"{name} is padded, and padding must not reach a loss or a metric; unpad it first")
         lists = [value for value in arguments.values() if isinstance(value, list | tuple)]
         terms = [term for value in lists for term in value if isinstance(term, LossTerm)] if parts > 1 else []
-        scopes = {get_registry().select("policy_losses", term.name).spec.scope for term in terms}
-        if not terms or not scopes <= {"token", "sequence"}:
+        specs = [cast(PolicyLossSpec, get_registry().select("policy_losses", term.name).spec) for term in terms]
+        if not terms or any(spec.scope not in ("token", "sequence") for spec in specs):
             self.together = ("loss_group", "uid")
         return super().cut(arguments, parts)
 

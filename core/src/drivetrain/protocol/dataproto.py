@@ -223,8 +223,8 @@ class DataProto:
         for unit in sorted(parts, key=len, reverse=True):  # single prompts come last and fit wherever there is room
             batch = next((number for number, free in enumerate(room) if free >= len(unit)), None)
             if batch is None:
-                tied = f"a loss_group ties {len(unit)} prompts together: mini-batches of {prompts} prompts"
-                raise ValueError(f"{tied} cannot be filled from units of {sorted(set(map(len, parts)))} prompts")
+                what = f"a loss_group ties {len(unit)} prompts together: mini-batches of {prompts} prompts"
+                raise ValueError(f"{what} cannot be filled from units of {sorted(set(map(len, parts)))} prompts")
             batches[batch] += sorted(row for uid in unit for row in rows[uid])
             room[batch] -= len(unit)
         return (self[batch] for batch in batches)
