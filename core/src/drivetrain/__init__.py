@@ -37,12 +37,17 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "RewardError", "RunError", "UserError", "WeightStreamError",
     ),
     "builtin.configs": ("RecordConfig",),
+    "builtin.dispatch": ("DPCompute", "MeshMode"),
     "builtin.jsonl": ("example_from_record",),
     "builtin.per_sample": ("PerSample",),
+    "builtin.row_dispatch": ("DPComputeMetric", "DPComputeProto"),
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
-    "workers": ("ActorRolloutRefWorker", "CriticWorker", "Worker", "register"),
+    "workers": (
+        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "Worker", "dispatch_call", "register",
+        "registration",
+    ),
 }
 # fmt: on
 _MODULES = ("config", "contracts", "errors", "metrics", "numerics", "protocol", "testing", "weights")

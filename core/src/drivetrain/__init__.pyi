@@ -9,8 +9,12 @@ from drivetrain import protocol as protocol
 from drivetrain import testing as testing
 from drivetrain import weights as weights
 from drivetrain.builtin.configs import RecordConfig as RecordConfig
+from drivetrain.builtin.dispatch import DPCompute as DPCompute
+from drivetrain.builtin.dispatch import MeshMode as MeshMode
 from drivetrain.builtin.jsonl import example_from_record as example_from_record
 from drivetrain.builtin.per_sample import PerSample as PerSample
+from drivetrain.builtin.row_dispatch import DPComputeMetric as DPComputeMetric
+from drivetrain.builtin.row_dispatch import DPComputeProto as DPComputeProto
 from drivetrain.config import AlgorithmConfig as AlgorithmConfig
 from drivetrain.config import DatasetConfig as DatasetConfig
 from drivetrain.config import ModelConfig as ModelConfig
@@ -89,7 +93,11 @@ from drivetrain.seam.specs import TrackerSpec as TrackerSpec
 from drivetrain.seam.specs import WeightTransportSpec as WeightTransportSpec
 from drivetrain.workers import ActorRolloutRefWorker as ActorRolloutRefWorker
 from drivetrain.workers import CriticWorker as CriticWorker
+from drivetrain.workers import DispatchedCall as DispatchedCall
+from drivetrain.workers import Execute as Execute
 from drivetrain.workers import Worker as Worker
+from drivetrain.workers import dispatch_call as dispatch_call
 from drivetrain.workers import register as register
+from drivetrain.workers import registration as registration
 
 __version__: str

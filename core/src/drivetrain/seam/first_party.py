@@ -6,6 +6,10 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "algorithms": {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo", "sft": "drivetrain-algo-sft"},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
+    "dispatch_modes": {
+        f"megatron_{name}": "drivetrain-backend-megatron"
+        for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")
+    },
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
