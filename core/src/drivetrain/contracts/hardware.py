@@ -120,8 +120,11 @@ class Hardware(ABC):
         variable = self.visible_devices_variable or ""
         visible = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
         if (assigned not in visible) if visible else (not assigned.isdigit()):
-            raise UserError(f"device {assigned} is not visible to this process", where=f"{variable}={','.join(visible)}",
-                            mend="leave the variable to the scheduler, or unset it")  # fmt: skip
+            raise UserError(
+                f"device {assigned} is not visible to this process",
+                where=f"{variable}={','.join(visible)}",
+                mend="leave the variable to the scheduler, or unset it",
+            )
         return visible.index(assigned) if visible else int(assigned)
 
     @abstractmethod

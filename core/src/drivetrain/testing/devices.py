@@ -156,7 +156,7 @@ class SimulatedDevices:
     def _stream(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(name=name, wait_stream=lambda other: self.log.append(f"{name} waits for {other.name}"))
 
-    def _index(self, device: int | torch.device) -> int:
+    def _index(self, device: Any) -> int:
         index: int = getattr(device, "index", device)
         assert 0 <= index < self.count, f"invalid device ordinal {index}"
         return index

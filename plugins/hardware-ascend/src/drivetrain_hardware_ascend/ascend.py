@@ -77,5 +77,8 @@ def _extension() -> Any:
     try:
         return importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as cause:
-        raise UserError(f"torch_npu is installed and does not load: {cause}", where="hardware",
-                        mend="source set_env.sh of CANN, and match the versions of torch, torch_npu and CANN") from cause  # fmt: skip
+        raise UserError(
+            f"torch_npu is installed and does not load: {cause}",
+            where="hardware",
+            mend="source set_env.sh of CANN, and match the versions of torch, torch_npu and CANN",
+        ) from cause
