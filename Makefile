@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/algo-grpo plugins/algo-ppo plugins/algo-sft plugins/backend-fsdp plugins/backend-megatron plugins/hardware-cuda plugins/report plugins/rollout-hf plugins/tasks
+# what `pip install drivetrain` brings, and everything there is
+PACKAGES := core $(addprefix plugins/,algo-grpo algo-ppo algo-sft backend-fsdp report rollout-hf tasks)
+ALL_PACKAGES := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/[a-z]*/pyproject.toml)))
 TORCH := 2.13.0
 CONSTRAINTS := constraints/cpu.txt
 # One thread a process: small models run faster so, and processes side by side do not spin.
@@ -41,7 +43,7 @@ $(VENV)/.installed: $(VENV)/.torch $(CONSTRAINTS) $(wildcard pyproject.toml core
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed requirements-dev.txt
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -r requirements-dev.txt
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) $(foreach package,$(ALL_PACKAGES),-e ./$(package)) -r requirements-dev.txt
 	touch $@
 
 clean:

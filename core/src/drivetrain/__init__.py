@@ -26,11 +26,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "RolloutConfig", "RunConfig", "Section", "check_options", "chosen_options",
     ),
     "contracts": (
-        "AdvantageEstimator", "Algorithm", "BackendContext", "Completion", "Dataset", "DeviceMemory", "DispatchMode",
-        "Environment", "Example", "Executor", "GenerationRequest", "GroupPlan", "Hardware", "HybridEngine",
-        "LossFunction", "LossTerm", "RankLayout", "Reward", "RewardSample", "RolloutContext", "RolloutEngine",
-        "RunInfo", "RunResult", "SamplingParams", "Score", "Tracker", "TrainingBackend", "WeightTransport",
-        "WorkerGroup",
+        "AdvantageEstimator", "Algorithm", "BackendContext", "Completion", "Component", "Dataset", "DeviceMemory",
+        "DispatchMode", "Environment", "Event", "Example", "Executor", "GenerationRequest", "GroupPlan", "Hardware",
+        "HybridEngine", "LossFunction", "LossTerm", "RankLayout", "Reward", "RewardSample", "RolloutContext",
+        "RolloutEngine", "RunInfo", "RunResult", "SamplingParams", "Score", "TorchAccelerator", "Tracker",
+        "TrainingBackend", "WeightTransport", "WorkerGroup",
     ),
     "errors": (
         "CheckpointError", "ConfigError", "DrivetrainError", "ExpiredWeightsError", "NonFiniteError", "PluginError",

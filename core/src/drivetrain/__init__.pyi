@@ -31,10 +31,12 @@ from drivetrain.contracts import AdvantageEstimator as AdvantageEstimator
 from drivetrain.contracts import Algorithm as Algorithm
 from drivetrain.contracts import BackendContext as BackendContext
 from drivetrain.contracts import Completion as Completion
+from drivetrain.contracts import Component as Component
 from drivetrain.contracts import Dataset as Dataset
 from drivetrain.contracts import DeviceMemory as DeviceMemory
 from drivetrain.contracts import DispatchMode as DispatchMode
 from drivetrain.contracts import Environment as Environment
+from drivetrain.contracts import Event as Event
 from drivetrain.contracts import Example as Example
 from drivetrain.contracts import Executor as Executor
 from drivetrain.contracts import GenerationRequest as GenerationRequest
@@ -52,6 +54,7 @@ from drivetrain.contracts import RunInfo as RunInfo
 from drivetrain.contracts import RunResult as RunResult
 from drivetrain.contracts import SamplingParams as SamplingParams
 from drivetrain.contracts import Score as Score
+from drivetrain.contracts import TorchAccelerator as TorchAccelerator
 from drivetrain.contracts import Tracker as Tracker
 from drivetrain.contracts import TrainingBackend as TrainingBackend
 from drivetrain.contracts import WeightTransport as WeightTransport

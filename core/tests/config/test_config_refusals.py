@@ -66,10 +66,10 @@ def without(section: str) -> str:
             "6 prompts a mini-batch do not divide data.batch_prompts 16 (16 = 2 x 6 + 4) "
             "(command line: actor.mini_batch_prompts)", "  choose one of 1, 2, 4, 8, 16"]),
         ("rollout.name=mute", ["algorithm 'group' needs rollout.log_probs, which rollout 'mute' does not provide "
-                               "(run.yaml: algorithm.name)", "  choose another rollout or algorithm"]),
+                               "(run.yaml: algorithm.name)", "  choose another rollout (say) or algorithm"]),
         ("actor.backend.name=frozen", [
             "algorithm 'group' needs backend.train, which actor.backend 'frozen' does not provide "
-            "(run.yaml: algorithm.name)", "  choose another backend or algorithm"]),
+            "(run.yaml: algorithm.name)", "  choose another backend (mini) or algorithm"]),
         ("actor.backend.offload=true", [
             "backend 'mini' needs hardware.spare_memory, which hardware 'auto' does not provide "
             "(run.yaml: actor.backend.name)", "  choose another hardware or backend"]),

@@ -18,8 +18,10 @@ from only_installed import only_installed
 from drivetrain.builtin import auto_hardware
 from drivetrain.builtin.cpu import CPU
 from drivetrain.config import PluginConfig
+from drivetrain.contracts import Component
 from drivetrain.errors import UserError
 from drivetrain.seam.registry import get_registry
+from drivetrain.testing import HardwareConformance
 
 PLUGIN = """
     from drivetrain import HardwareSpec, hookimpl
@@ -79,21 +81,50 @@ def cpu() -> CPU:
     return CPU(PluginConfig(name="cpu"))
 
 
+class TestCPU(HardwareConformance):
+    name = "cpu"
+
+
 def test_the_cpu_says_what_it_is(cpu: CPU) -> None:
     memory = cpu.memory()
     assert memory.total > memory.free >= 0 and memory.total > memory.peak >= 2**20
-    assert cpu.detect() == 1 and cpu.device() == torch.device("cpu") and cpu.device_name()
-    assert all(hasattr(torch, dtype) for dtype in cpu.dtypes()) and cpu.ray_resource is None
-    with cpu.stream():
-        cpu.synchronize()
+    assert cpu.detect() == 1 and cpu.device(3) == torch.device("cpu") and cpu.ray_resource is None
+    assert cpu.components() == () and cpu.ray_noset_variable is None
 
 
-def test_the_random_state_of_the_cpu_can_be_put_back(cpu: CPU) -> None:
-    cpu.seed(3)
-    first = torch.rand(2)
-    state = cpu.rng_state()
-    second = torch.rand(2)
-    cpu.set_rng_state(state)
-    assert torch.rand(2).equal(second)
-    cpu.seed(3)
-    assert torch.rand(2).equal(first)
+@pytest.mark.parametrize(("visible", "assigned", "index"), [(None, "3", 3), ("", "1", 1), ("4, 6", "6", 1),
+                                                            ("GPU-a,GPU-b", "GPU-a", 0)])  # fmt: skip
+def test_a_scheduler_counts_all_devices_and_a_process_those_it_sees(
+    cpu: CPU, monkeypatch: pytest.MonkeyPatch, visible: str | None, assigned: str, index: int
+) -> None:
+    monkeypatch.setattr(cpu, "visible_devices_variable", "CHIPS")
+    monkeypatch.delenv("CHIPS", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CHIPS", visible)
+    assert cpu.local_index_of(assigned) == index
+
+
+def test_a_device_that_is_not_visible(cpu: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "visible_devices_variable", "CHIPS")
+    monkeypatch.setenv("CHIPS", "4,6")
+    with pytest.raises(UserError, match=r"device 5 is not visible to this process \(CHIPS=4,6\)"):
+        cpu.local_index_of("5")
+    monkeypatch.delenv("CHIPS")
+    with pytest.raises(UserError, match="device GPU-a is not visible"):
+        cpu.local_index_of("GPU-a")
+
+
+@pytest.mark.parametrize(
+    ("found", "minimum", "problem"),
+    [
+        ("9.10.2", "9.10", ""),
+        ("9.9.9", "9.10", "9.10 or newer is needed"),
+        ("6.2.41133-dd7f95766", "6.2", ""),
+        ("9", "9.10", "9.10 or newer is needed"),
+        ("unknown", "9.10", "no version can be read; 9.10 or newer is needed"),
+        (None, "9.10", "no version can be read; 9.10 or newer is needed"),
+        (None, None, ""),
+    ],
+)
+def test_a_version_is_held_against_its_minimum(found: str | None, minimum: str | None, problem: str) -> None:
+    assert Component(name="driver", found=found, minimum=minimum).problem == problem

@@ -5,17 +5,31 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.contracts.hardware import DeviceMemory, Hardware
+from drivetrain.contracts.hardware import DeviceMemory, Event, Hardware
 
 if TYPE_CHECKING:
     import torch
 
 
+class HostEvent:
+    """A point in time: work of the host is done when the next line runs."""
+
+    def record(self) -> None:
+        self.recorded = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1e3 * (end.recorded - self.recorded)
+
+
 class CPU(Hardware):
-    """The host's processor, over gloo."""
+    """The host's processor, over gloo; all local indices are the one host."""
 
     device_type = "cpu"
     communication_backend = "gloo"
@@ -26,18 +40,21 @@ class CPU(Hardware):
     def detect(cls) -> int:
         return 1
 
-    def device(self, local_index: int = 0) -> torch.device:
+    def device(self, local_index: int | None = None) -> torch.device:
         import torch
 
         return torch.device("cpu")
 
-    def device_name(self, local_index: int = 0) -> str:
+    def device_name(self, local_index: int | None = None) -> str:
         info = Path("/proc/cpuinfo")
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines()
                  if line.startswith("model name")] if info.exists() else []  # fmt: skip
         return names[0] if names else platform.processor() or platform.machine()
 
-    def memory(self, local_index: int = 0) -> DeviceMemory:
+    def device_uuid(self, local_index: int | None = None) -> str:
+        return f"CPU-{platform.node()}"
+
+    def memory(self, local_index: int | None = None) -> DeviceMemory:
         page = os.sysconf("SC_PAGE_SIZE")
         usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         peak = usage if platform.system() == "Darwin" else usage * 1024
@@ -64,3 +81,6 @@ class CPU(Hardware):
         import torch
 
         torch.set_rng_state(state["cpu"])
+
+    def event(self) -> Event:
+        return HostEvent()

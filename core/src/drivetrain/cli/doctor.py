@@ -25,7 +25,8 @@ def doctor(*, as_json: bool) -> int:
         "hardware": _hardware(registry),
         "not_loadable": [vars(row) for row in broken],
     }
-    wrong = [row["problem"] for row in report["hardware"] if row["problem"]] + broken
+    components = [component for row in report["hardware"] for component in row["components"]]
+    wrong = [row for row in [*report["hardware"], *components] if row["problem"]] + broken
     if as_json:
         print(json.dumps(report, indent=2))
         return 1 if wrong else 0
@@ -34,6 +35,13 @@ def doctor(*, as_json: bool) -> int:
         print(f"  {name:<20} {version or 'not installed'}")
     for row in report["hardware"]:
         print(f"  {row['name']:<20} {row['problem'] or row['devices']}")
+        for component in row["components"]:
+            told = component["found"] or "no version"
+            if component["problem"]:
+                told += f"   {component['problem']}: {component['mend']}"
+            elif component["minimum"]:
+                told += f"   ({component['minimum']} or newer)"
+            print(f"    {component['name']:<18} {told}")
     for row in broken:
         print(f"  {row.status:<20} {row.distribution} {row.version}: {row.reason}")
     print("something is not usable" if wrong else "all that is installed can be used")
@@ -54,9 +62,10 @@ def _hardware(registry: Any) -> list[dict[str, Any]]:
     for name in registry.names("hardware"):
         if name == AUTO:
             continue
-        row: dict[str, Any] = {"name": name, "devices": "none", "problem": ""}
+        row: dict[str, Any] = {"name": name, "devices": "not detected", "problem": "", "components": []}
         try:
             kind = registry.load("hardware", name)
+            row["components"] = [{**vars(part), "problem": part.problem} for part in kind.components()]
             count = kind.detect()
             if count:
                 from drivetrain.config import PluginConfig

@@ -10,7 +10,7 @@ from drivetrain.config.layers import dotted
 from drivetrain.config.models import CriticConfig, ReferenceConfig, RunConfig
 from drivetrain.config.sections import plugin_sections
 from drivetrain.seam.registry import Registry
-from drivetrain.seam.specs import PluginSpec
+from drivetrain.seam.specs import SPEC_TYPES, PluginSpec
 
 
 def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -30,7 +30,7 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     sections = [(dotted(key), registry.select(hook, section.name).spec, section) for key, hook, _, section in found]
     yield from _roles(run, registry.select("algorithms", run.algorithm.name).spec)
     yield from _sizes(run)
-    yield from _capabilities(run, sections)
+    yield from _capabilities(run, sections, registry)
     for key, _, section in sections:
         for problem in section.check(run, registry):
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
@@ -81,7 +81,9 @@ def _sizes(run: RunConfig) -> Iterator[Problem]:
                            f"({batch} = {batch // mini} x {mini} + {batch % mini})")  # fmt: skip
 
 
-def _capabilities(run: RunConfig, sections: list[tuple[str, PluginSpec, PluginConfig]]) -> Iterator[Problem]:
+def _capabilities(
+    run: RunConfig, sections: list[tuple[str, PluginSpec, PluginConfig]], registry: Registry
+) -> Iterator[Problem]:
     provided = {capability for _, spec, _ in sections for capability in spec.provides}
     for key, spec, section in sections:
         for capability in dict.fromkeys((*spec.requires, *section.required_capabilities())):
@@ -91,4 +93,11 @@ def _capabilities(run: RunConfig, sections: list[tuple[str, PluginSpec, PluginCo
             others = dict.fromkeys(f"{k} {s.name!r}" for k, s, _ in sections if k.split(".")[-1] == kind)
             which = f"which {' and '.join(others)} does not provide" if others else f"and no {kind} is selected"
             yield Problem(key=f"{key}.name", what=f"{spec.noun} {spec.name!r} needs {capability}, {which}",
-                          mend=f"choose another {kind} or {spec.noun}")  # fmt: skip
+                          mend=f"choose another {kind}{_able(registry, kind, capability)} or {spec.noun}")  # fmt: skip
+
+
+def _able(registry: Registry, kind: str, capability: str) -> str:
+    """Which installed plugins of that kind provide a capability, in brackets; empty if none does."""
+    specs = [spec for hook, base in SPEC_TYPES.items() if base.noun == kind for spec in registry.specs(hook)]
+    names = [spec.name for spec in specs if capability in spec.provides]
+    return f" ({' or '.join(names)})" if names else ""

@@ -1,9 +1,10 @@
 """What a plugin's factory returns: the contracts between core and plugins."""
 
+from drivetrain.contracts.accelerator import TorchAccelerator
 from drivetrain.contracts.algorithm import Algorithm, LossTerm
 from drivetrain.contracts.backend import BackendContext, TrainingBackend
 from drivetrain.contracts.data import Dataset, Example, Message, Reward, RewardSample, Score
-from drivetrain.contracts.hardware import DeviceMemory, Hardware
+from drivetrain.contracts.hardware import Component, DeviceMemory, Event, Hardware
 from drivetrain.contracts.loss import AdvantageEstimator, LossFunction
 from drivetrain.contracts.mesh import DispatchMode, RankLayout
 from drivetrain.contracts.observers import CheckpointSaved, RunEnded, RunFailed, RunStarted, StepEnded
@@ -25,9 +26,9 @@ from drivetrain.contracts.rollout import (
 from drivetrain.contracts.tracker import RunInfo, RunResult, Tracker
 
 __all__ = [
-    "AdvantageEstimator", "Algorithm", "BackendContext", "CheckpointSaved", "Completion", "Dataset", "DeviceMemory",
-    "DispatchMode", "Environment", "Example", "Executor", "GenerationRequest", "GroupPlan", "Hardware",
-    "HybridEngine", "LossFunction", "LossTerm", "Message", "RankLayout", "Reward", "RewardSample", "RolloutContext",
-    "RolloutEngine", "RunEnded", "RunFailed", "RunInfo", "RunResult", "RunStarted", "SamplingParams", "Score",
-    "StepEnded", "Tracker", "TrainingBackend", "WeightTransport", "WorkerGroup",
+    "AdvantageEstimator", "Algorithm", "BackendContext", "CheckpointSaved", "Completion", "Component", "Dataset",
+    "DeviceMemory", "DispatchMode", "Environment", "Event", "Example", "Executor", "GenerationRequest", "GroupPlan",
+    "Hardware", "HybridEngine", "LossFunction", "LossTerm", "Message", "RankLayout", "Reward", "RewardSample",
+    "RolloutContext", "RolloutEngine", "RunEnded", "RunFailed", "RunInfo", "RunResult", "RunStarted", "SamplingParams",
+    "Score", "StepEnded", "TorchAccelerator", "Tracker", "TrainingBackend", "WeightTransport", "WorkerGroup",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
-    "hardware": {"cuda": "drivetrain-hardware-cuda"},
+    "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
     "rewards": {name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "format", "length")},
     "trackers": {"console": "drivetrain-report", "report": "drivetrain-report"},

@@ -13,4 +13,5 @@ def drivetrain_hardware() -> Iterable[HardwareSpec]:
         name="cuda",
         summary="NVIDIA GPUs, over NCCL.",
         factory="drivetrain_hardware_cuda.cuda:CUDA",
+        provides=("hardware.cuda",),
     )

@@ -1,0 +1,1 @@
+"""AMD GPUs, as a plugin of drivetrain."""
