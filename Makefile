@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# what `pip install drivetrain` brings, and everything there is
-PACKAGES := core $(addprefix plugins/,algo-grpo algo-ppo algo-sft backend-fsdp report rollout-hf tasks)
+# what the quickstart needs (on a machine with an NVIDIA GPU too), and everything there is
+PACKAGES := core $(addprefix plugins/,algo-grpo algo-ppo algo-sft backend-fsdp hardware-cuda report rollout-hf tasks)
 ALL_PACKAGES := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/[a-z]*/pyproject.toml)))
 TORCH := 2.13.0
 CONSTRAINTS := constraints/cpu.txt
