@@ -1,0 +1,114 @@
+"""Rollouts that are written down, and given again: so that runs on any number of processes train on the same tokens.
+
+``recording`` generates as ``hf`` does and appends every sample to a file; ``replay`` yields these samples. A sample is
+known by its seed, which is the same wherever it is drawn. :func:`install` makes both known to processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+from drivetrain import RolloutConfig, RolloutSpec, hookimpl
+from drivetrain_rollout_hf.config import HFRolloutConfig
+
+PROVIDES = ("rollout.log_probs", "rollout.live_module", "rollout.load_weights")
+
+
+class ReplayConfig(RolloutConfig):
+    """The section of ``replay``."""
+
+    folder: Path  # with one file for each process that wrote
+
+
+class RecordingConfig(HFRolloutConfig):
+    """The section of ``recording``, which the engine ``hf`` reads too."""
+
+    folder: Path
+
+
+def _recording() -> Any:
+    from drivetrain_rollout_hf.engine import HFRollout
+
+    class Recording(HFRollout):
+        async def generate(self, request: Any) -> AsyncIterator[Any]:
+            async for completion in super().generate(request):
+                row = {
+                    "tokens": completion.token_ids,
+                    "log_probs": completion.log_probs,
+                    "end": completion.finish_reason,
+                }
+                with (self.config.folder / f"{os.getpid()}.jsonl").open("a") as file:
+                    file.write(json.dumps({"seed": request.seeds[completion.sample], **row}) + "\n")
+                yield completion
+
+    return Recording
+
+
+def _replay() -> Any:
+    from drivetrain import Completion, RolloutEngine
+
+    class Replay(RolloutEngine):
+        def initialize(self) -> None:
+            self._samples = read(self.config.folder)
+
+        async def generate(self, request: Any) -> AsyncIterator[Any]:
+            for sample, seed in enumerate(request.seeds):
+                row = self._samples[seed]
+                yield Completion(
+                    request_id=request.request_id, sample=sample, token_ids=tuple(row["tokens"]),
+                    log_probs=tuple(row["log_probs"]), finish_reason=row["end"], weight_versions=((0, 0),),
+                )  # fmt: skip
+
+        async def abort(self, request_id: str) -> None: ...
+
+        async def pause(self) -> None: ...
+
+        async def resume(self) -> None: ...
+
+        def attach(self, module: Any) -> None: ...
+
+        def load_weights(self, stream: Any, version: int) -> None:
+            for _ in stream:
+                pass
+            self.weight_version = version
+
+    return Replay
+
+
+def recording(config: Any, context: Any) -> Any:
+    """The factory of ``recording``."""
+    return _recording()(config, context)
+
+
+def replay(config: Any, context: Any) -> Any:
+    """The factory of ``replay``."""
+    return _replay()(config, context)
+
+
+@hookimpl
+def drivetrain_rollouts() -> Iterable[RolloutSpec]:
+    yield RolloutSpec(name="recording", summary="", factory="recorded:recording", config="recorded:RecordingConfig",
+                      provides=PROVIDES)  # fmt: skip
+    yield RolloutSpec(name="replay", summary="", factory="recorded:replay", config="recorded:ReplayConfig",
+                      provides=PROVIDES)  # fmt: skip
+
+
+def read(folder: Path) -> dict[int, dict[str, Any]]:
+    """The samples by their seeds."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {row["seed"]: row for row in map(json.loads, lines)}
+
+
+def install(folder: Path) -> str:
+    """Write what makes this module a distribution; returns the value of PYTHONPATH that makes it installed."""
+    info = folder / "recorded-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: recorded\nVersion: 1.0\nRequires-Dist: drivetrain-core\n"
+    )
+    (info / "entry_points.txt").write_text("[drivetrain]\nrecorded = recorded\n")
+    return os.pathsep.join([str(folder), str(Path(__file__).parent)])

@@ -1,0 +1,62 @@
+"""Runs on several processes are the run on one: the same tokens, and the same numbers from the same tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import recorded
+import tiny
+
+STEPS = 11
+COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
+
+
+def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
+    """Run the command line in a process of its own; returns the metrics of the steps."""
+    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train", str(config)]
+    done = subprocess.run(
+        [*command, f"trainer.run_dir={run_dir}", "data.batch_prompts=12", "data.eval=null", *settings],
+        env={**os.environ, "PYTHONPATH": pythonpath}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["step"] > 0]
+
+
+def several(processes: int) -> list[str]:
+    return ["executor.name=ray", f"executor.processes={processes}"]
+
+
+@pytest.mark.parametrize("name, processes", [("grpo", 2), ("grpo", 4), ("ppo", 2), ("ppo", 4)])
+def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, processes: int) -> None:
+    _, config = tiny.write_configs(tmp_path)
+    (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
+    pythonpath = recorded.install(tmp_path / "site")
+    common = [f"algorithm.name={name}", "hybrid_engine.name=colocated", "actor.mini_batch_prompts=6",
+              f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip
+    trace, first = tmp_path / "trace", tmp_path / "first"
+    for folder in (trace, first):
+        folder.mkdir()
+
+    one = train(config, pythonpath, tmp_path / "one", *common, f"trainer.steps={STEPS}", "rollout.name=recording",
+                f"rollout.folder={trace}")  # fmt: skip
+    step = ["trainer.steps=1", "rollout.name=recording", f"rollout.folder={first}"]
+    train(config, pythonpath, tmp_path / "drawn", *common, *several(processes), *step)
+    drawn, whole = recorded.read(first), recorded.read(trace)
+    assert len(list(first.iterdir())) == processes and len(drawn) == len(whole) / STEPS
+    assert {seed: row["tokens"] for seed, row in drawn.items()} == {seed: whole[seed]["tokens"] for seed in drawn}
+
+    many = train(config, pythonpath, tmp_path / "many", *common, *several(processes), f"trainer.steps={STEPS}",
+                 "rollout.name=replay", f"rollout.folder={trace}")  # fmt: skip
+    assert len(many) == len(one) == STEPS
+    keys = [f"train/{key}" for key in COMPARED if f"train/{key}" in one[0]]
+    assert len(keys) == (2 if name == "grpo" else 4)
+    for alone, together in zip(one, many):
+        for key in keys:
+            assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
+    assert min(row["train/grad_norm"] for row in one) > 0
