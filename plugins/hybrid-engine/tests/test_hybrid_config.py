@@ -64,6 +64,8 @@ def test_wrong_values_are_refused(settings: dict[str, Any]) -> None:
 
 
 def test_offers_and_settings_import_no_torch() -> None:
-    script = "import sys, drivetrain_hybrid_engine.plugin, drivetrain_hybrid_engine.config; print('torch' in sys.modules)"
+    script = (
+        "import sys, drivetrain_hybrid_engine.plugin, drivetrain_hybrid_engine.config; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,9 +14,7 @@ from drivetrain import RunError, resolve
 from drivetrain.weights import lend
 
 
-def test_buckets_from_a_trainer_to_a_rollout_in_another_process(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_buckets_from_a_trainer_to_a_rollout_in_another_process(models: dict[str, Path], tmp_path: Path) -> None:
     multiprocessing.spawn(hybrid_ranks.between_processes, (models["tied"], tmp_path), nprocs=2)
     seen = torch.load(tmp_path / "seen.pt")
     rig.assert_same(seen["held"], torch.load(tmp_path / "sent.pt"))

@@ -160,9 +160,7 @@ def _bucket(header: dict[str, Any], buffer: Tensor, loan: ExitStack) -> Bucket:
     for one, entry in zip(described, lent.entries):
         dim, index, count = one["placement"]
         placement = Placement(dim=dim, index=index, count=count)
-        entries.append(
-            replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"])
-        )
+        entries.append(replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"]))
     return replace(lent, kind=header["kind"], entries=tuple(entries))
 
 
