@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hybrid_workers
 import pytest
 import tiny
+import torch
+import torch.multiprocessing as multiprocessing
 
 from drivetrain import DataProto
 from drivetrain.config.resolve import load_config
@@ -50,6 +53,20 @@ def test_the_same_tokens_and_losses_as_with_one_module(tmp_path: Path, monkeypat
         for name in ("loss", "grad_norm", "entropy"):
             assert other[name] == pytest.approx(learned[name], rel=1e-4, abs=1e-6), name
         assert phases["sync/bytes"] > 0 and phases["sync/buckets"] == 1
+
+
+def test_the_same_config_over_two_ranks(tmp_path: Path) -> None:
+    """Each rank generates with all weights of a model of which it holds a half; together the tokens of one process."""
+    _, grpo = tiny.write_configs(tmp_path)
+    overrides = ["hybrid_engine.name=colocated", f"data.batch_prompts={hybrid_workers.PROMPTS}"]
+    one = hybrid_workers.steps(load_config(grpo, overrides, get_registry()).run, 0, 1)
+    assert [step["bytes"] for step in one] == [0, 0, 0]
+    multiprocessing.spawn(hybrid_workers.work, (grpo, overrides, tmp_path), nprocs=2)
+    ranks = [torch.load(tmp_path / f"seen-{rank}.pt") for rank in range(2)]
+    for step, *parts in zip(one, *ranks, strict=True):
+        assert all(part["mismatch"] < 1e-5 and part["bytes"] > 0 for part in parts)
+        assert torch.cat([part["responses"] for part in parts]).equal(step["responses"])
+    assert not one[0]["responses"].equal(one[2]["responses"])
 
 
 def test_a_run_folder_is_evaluated_with_the_weights_of_its_checkpoint(tmp_path: Path, drivetrain: Any) -> None:
