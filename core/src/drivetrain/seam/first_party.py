@@ -11,6 +11,8 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")
     },
     "rollouts": {"hf": "drivetrain-rollout-hf"},
+    "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
+    "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
