@@ -52,8 +52,9 @@ def result(tmp_path: Path) -> Callable[..., RunResult]:
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither credentials nor settings of the machine, and no reports of use."""
+def by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither credentials nor settings of the machine, no reports of use, and nothing left in the current folder."""
+    monkeypatch.chdir(tmp_path)
     home = tmp_path_factory.mktemp("home")
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

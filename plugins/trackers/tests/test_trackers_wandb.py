@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from drivetrain import RunResult, UserError
@@ -46,7 +47,11 @@ def history(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def folders(run_dir: Path) -> list[Path]:
-    """W&B's folders of runs, in the order in which they were made."""
+    """W&B's folders of runs, in the order in which they were made.
+
+    W&B's own process writes them and is waited for, as it is when a program ends.
+    """
+    wandb.teardown()
     return sorted((run_dir / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime_ns)
 
 
