@@ -49,6 +49,7 @@ TRACKERS = """
     class FragileBehind(Behind):
         def __getattribute__(self, name):
             if name == "metrics":
+                GATE.wait()
                 raise SystemExit("no room left")
             return Behind.__getattribute__(self, name)
 
@@ -192,6 +193,18 @@ def test_a_hanging_tracker_is_left_behind(tracking, little: Little, monkeypatch,
     behind(little).GATE.set()
     thread.join()
     assert [call for name, call, *_ in notes if name == "behind"] == ["phase"]
+
+
+def test_what_fails_after_it_was_left_behind_is_not_reported(tracking, little: Little, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("drivetrain.driver.tracking.DRAIN_S", 0.1)
+    made, _ = tracking("fragile-behind")
+    made.metrics(1, {})
+    made.ended(result())
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tracker fragile-behind"]
+    behind(little).GATE.set()
+    thread.join()
+    [said] = capsys.readouterr().err.splitlines()
+    assert "was left with 2 undelivered calls" in said
 
 
 def test_a_hanging_tracker_does_not_keep_the_process(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
@@ -116,9 +117,19 @@ def test_steps_taken_again_get_records_of_their_own(tmp_path: Path, tell: Tell, 
     assert "eval/samples/path" in rows[6][1] and rows[6][1]["train/reward"] == 0.5
 
 
-def test_an_online_run_needs_a_key() -> None:
-    with pytest.raises(UserError, match="no API key.*\n.*wandb login"):
-        WandbTracker(WandbConfig(name="wandb", mode="online"))
+def test_an_online_run_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for before the run, without asking the server."""
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
+    for key, said in (
+        (None, "no API key.*\n.*wandb login"),
+        ("short", "API key must have.*\n.*wandb login"),
+        ("k" * 40, ""),
+    ):
+        wandb.teardown()
+        if key:
+            monkeypatch.setenv("WANDB_API_KEY", key)
+        with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+            WandbTracker(WandbConfig(name="wandb", mode="online"))
 
 
 def test_disabled(tmp_path: Path, tell: Tell, result: Callable[..., RunResult]) -> None:

@@ -78,8 +78,9 @@ class _Direct:
         try:
             getattr(self._tracker, method)(*args)
         except UNUSABLE as cause:
+            if not self._left_out:  # it may have been left behind meanwhile
+                _complain(f"tracker {self._name!r} raised {type(cause).__name__}: {cause}; it is left out from here on")
             self._left_out = True
-            _complain(f"tracker {self._name!r} raised {type(cause).__name__}: {cause}; it is left out from here on")
 
     def drain(self, deadline: float) -> None:
         """Wait for calls under way."""

@@ -36,10 +36,16 @@ class WandbTracker(Tracker):
         import wandb
 
         super().__init__(config)
-        self._mode: Any = config.mode or wandb.setup().settings.mode
-        if self._mode == "online" and not wandb.login(prompt=False):
-            raise UserError("tracker 'wandb' has no API key of Weights & Biases",
-                            mend="run `wandb login`, set WANDB_API_KEY, or choose mode: offline")  # fmt: skip
+        usual = wandb.setup().settings.mode
+        self._mode: Any = config.mode or usual
+        if self._mode == usual == "online" and wandb.run is None:  # W&B looks in no other case
+            try:
+                found = wandb.login(prompt=False, verify=False)
+            except wandb.errors.AuthenticationError as cause:
+                raise UserError(f"tracker 'wandb': {cause}", mend="run `wandb login`, or mend WANDB_API_KEY") from cause
+            if not found:
+                raise UserError("tracker 'wandb' has no API key of Weights & Biases",
+                                mend="run `wandb login`, set WANDB_API_KEY, or choose mode: offline")  # fmt: skip
 
     def started(self, info: RunInfo) -> None:
         import wandb
@@ -55,7 +61,7 @@ class WandbTracker(Tracker):
             mode=self._mode,
             dir=config.dir or info.run_dir,
             id=earlier,
-            # an offline run has no server to ask; its parts have one id, and `wandb sync --append` joins them
+            # an offline run has no server to ask; its parts have one id, and `wandb sync` uploads them in order
             resume="allow" if earlier and self._mode == "online" else None,
             config=info.config.model_dump(mode="json"),
             allow_val_change=True,
