@@ -25,6 +25,8 @@ TEST_COMPANIONS = {
     "algo-sft": ("backend-fsdp", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }
+#: plugins whose suite needs what their extra `test` brings
+TEST_EXTRAS = ("trackers",)
 
 nox.options.sessions = ["isolated"]
 nox.options.default_venv_backend = "venv"
@@ -57,7 +59,8 @@ def isolated(session: nox.Session, package: str) -> None:
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     own = str(session.run("python", "-c", script, silent=True)).strip()
     (Path(own) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
+    own_extra = f"{package}[test]" if package in TEST_EXTRAS else package
     session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name)
-                    for name in (package, *TEST_COMPANIONS.get(package, ()))))  # fmt: skip
+                    for name in (own_extra, *TEST_COMPANIONS.get(package, ()))))  # fmt: skip
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
     session.run("python", "-m", "pytest", f"plugins/{package}/tests", *session.posargs, env=env)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,8 @@ from drivetrain.contracts.tracker import RunInfo, RunResult
 from drivetrain.driver.tracking import Tracking
 
 TRACKERS = """
+    import threading
+
     from drivetrain import Tracker
 
     class Notes(Tracker):
@@ -31,7 +36,24 @@ TRACKERS = """
                 raise ValueError("no room left")
             return Notes.__getattribute__(self, name)
 
-    NOTES = []
+    class Behind(Notes):
+        # takes a call when GATE opens, and keeps the thread that it is called in
+        background = True
+
+        def __getattribute__(self, name):
+            if name in ("started", "phase", "metrics", "samples", "ended"):
+                GATE.wait()
+                THREADS.add(threading.current_thread())
+            return Notes.__getattribute__(self, name)
+
+    class FragileBehind(Behind):
+        def __getattribute__(self, name):
+            if name == "metrics":
+                GATE.wait()
+                raise SystemExit("no room left")
+            return Behind.__getattribute__(self, name)
+
+    NOTES, GATE, THREADS = [], threading.Event(), set()
 """
 PLUGIN = """
     from drivetrain import TrackerSpec, hookimpl
@@ -40,6 +62,8 @@ PLUGIN = """
     def drivetrain_trackers():
         yield TrackerSpec(name="notes", summary="Keeps all.", factory="{package}.work:Notes")
         yield TrackerSpec(name="fragile", summary="Fails.", factory="{package}.work:Fragile")
+        yield TrackerSpec(name="behind", summary="Waits.", factory="{package}.work:Behind")
+        yield TrackerSpec(name="fragile-behind", summary="Fails.", factory="{package}.work:FragileBehind")
 """
 OBSERVER = """
     from drivetrain import hookimpl
@@ -105,6 +129,107 @@ def test_a_tracker_that_raises_is_reported_once_and_left_out(tracking, capsys: p
     ]
     said = capsys.readouterr().err.splitlines()
     assert said == ["warning: tracker 'fragile' raised ValueError: no room left; it is left out from here on"]
+
+
+def behind(little: Little) -> Any:
+    return little.module("acme_notes.work")
+
+
+def test_a_background_tracker_is_told_everything_in_order(tracking, little: Little) -> None:
+    """While it is busy the others are served; what it gets is what was so when it was told."""
+    made, notes = tracking("behind", "notes")
+    work, numbers, row = behind(little), {"a": 1.0}, {"prompt": "p"}
+    for step in range(1, 4):
+        made.progress.step = step
+        for phase in ("generate", "update"):
+            made.phase(phase)
+        made.samples(step, [row])
+        made.metrics(step, numbers)
+        numbers["a"] += 1
+        row["prompt"] += "p"
+    assert {name for name, *_ in notes} == {"notes"}
+    work.GATE.set()
+    made.ended(result())
+    got = [call for name, *call in notes if name == "behind"]
+    assert got[0] == ["phase", 1, "generate"]  # the call under way
+    assert got[1:] == [
+        *(["phase", 1, "update"], ["samples", 1, [{"prompt": "p"}]], ["metrics", 1, {"a": 1.0}]),
+        *(["phase", 2, "update"], ["samples", 2, [{"prompt": "pp"}]], ["metrics", 2, {"a": 2.0}]),
+        *(["phase", 3, "update"], ["samples", 3, [{"prompt": "ppp"}]], ["metrics", 3, {"a": 3.0}]),
+        ["ended", result()],
+    ]
+    [thread] = work.THREADS
+    assert thread.daemon and thread is not threading.main_thread()
+
+
+def test_a_background_tracker_that_raises_is_reported_once(tracking, little: Little, capsys) -> None:
+    made, notes = tracking("fragile-behind", "notes")
+    behind(little).GATE.set()
+    made.phase("update")
+    for step in (1, 2):
+        made.metrics(step, {})
+    made.ended(result())
+    assert [call for name, call, *_ in notes if name == "fragile-behind"] == ["phase"]
+    assert [call for name, call, *_ in notes if name == "notes"] == ["phase", "metrics", "metrics", "ended"]
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["warning: tracker 'fragile-behind' raised SystemExit: no room left; it is left out from here on"]
+
+
+def test_a_hanging_tracker_is_left_behind(tracking, little: Little, monkeypatch, capsys) -> None:
+    """It is waited for as long as agreed; a growing queue is said once; nothing is delivered afterwards."""
+    monkeypatch.setattr("drivetrain.driver.tracking.DRAIN_S", 0.1)
+    made, notes = tracking("behind", "notes")
+    for step in range(1500):
+        made.phase("generate")
+        made.phase("update")
+        made.metrics(step, {})
+    made.ended(result())
+    assert [call for name, call, *_ in notes if name == "notes"][-1] == "ended"
+    growing, left = capsys.readouterr().err.splitlines()
+    assert growing == "warning: tracker 'behind' is 1000 calls behind; what waits is kept in memory"
+    # of each step a phase and metrics, the phase that it hangs in, and the end
+    assert left == "warning: tracker 'behind' was left with 3002 undelivered calls; it had 0.1 s after the run"
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tracker behind"]
+    behind(little).GATE.set()
+    thread.join()
+    assert [call for name, call, *_ in notes if name == "behind"] == ["phase"]
+
+
+def test_what_fails_after_it_was_left_behind_is_not_reported(tracking, little: Little, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("drivetrain.driver.tracking.DRAIN_S", 0.1)
+    made, _ = tracking("fragile-behind")
+    made.metrics(1, {})
+    made.ended(result())
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tracker fragile-behind"]
+    behind(little).GATE.set()
+    thread.join()
+    [said] = capsys.readouterr().err.splitlines()
+    assert "was left with 2 undelivered calls" in said
+
+
+def test_a_hanging_tracker_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = """
+import sys, threading
+from pathlib import Path
+from types import SimpleNamespace
+from drivetrain.contracts.tracker import RunResult, Tracker
+from drivetrain.driver import tracking
+
+class Hanging(Tracker):
+    background = True
+    def metrics(self, step, metrics):
+        threading.Event().wait()
+
+tracking.DRAIN_S = 0.1
+tracking.resolve = lambda hook, name: Hanging
+made = tracking.Tracking(SimpleNamespace(trackers=[SimpleNamespace(name="hanging")]))
+made.metrics(1, {})
+made.ended(RunResult(status="finished", steps_done=1, steps_planned=1, run_dir=Path("r"), last_metrics={}))
+print("over")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "over\n"
+    assert done.stderr == "warning: tracker 'hanging' was left with 2 undelivered calls; it had 0.1 s after the run\n"
 
 
 def test_observers_see_events_and_cannot_stop_a_run(little: Little, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from drivetrain.config import PluginConfig, RunConfig
@@ -52,7 +52,15 @@ class Tracker(ABC):
     """Receives what happens in a run, on the driver. Every method has an empty default.
 
     A tracker that raises is reported once and left out from then on; it never stops a run.
+
+    Attributes:
+        background: whether the methods are called, in order, from a daemon thread that the tracker has to itself, so
+            that a slow one costs the step nothing. Of phases that wait in a row only the last is delivered; metrics
+            and samples are kept however many wait, with one warning at 1000 waiting calls. When the run is over, all
+            such trackers together have 60 s for what is left; a warning then counts what was not delivered.
     """
+
+    background: ClassVar[bool] = False
 
     def __init__(self, config: PluginConfig) -> None:
         self.config = config

@@ -44,12 +44,14 @@ def scan(path: Iterable[str] | None = None) -> list[Candidate]:
 
 def _candidates(distribution: importlib.metadata.Distribution, versions: Mapping[str, str]) -> Iterator[Candidate]:
     name, version = _field(distribution, "Name"), _field(distribution, "Version")
+    announced: list[tuple[str, str]] = []
     try:
         announced = [(entry.name, entry.value) for entry in distribution.entry_points if entry.group == GROUP]
         unmet = _unmet(distribution.requires or (), versions) if announced else ()
     except Exception:  # spoilt metadata of one distribution do not hide the others
         spoilt = f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or "")
-        announced, unmet = [(name, "")] if spoilt else [], ("has metadata that cannot be read",)
+        announced = announced or [(name, "")] * spoilt
+        unmet = ("has metadata that cannot be read",)
     for entry_point, value in announced:
         yield Candidate(entry_point=entry_point, value=value, distribution=name, version=version, unmet=unmet)
 
