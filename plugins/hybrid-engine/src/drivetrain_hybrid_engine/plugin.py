@@ -34,6 +34,6 @@ def drivetrain_weight_transports() -> Iterable[WeightTransportSpec]:
     )
     yield WeightTransportSpec(
         name="nccl",
-        summary="One process broadcasts to the others of its group, between NVIDIA GPUs.",
+        summary="One process broadcasts to the others of its group, between devices, by NCCL.",
         factory="drivetrain_hybrid_engine.broadcast:NCCLBroadcast",
     )
