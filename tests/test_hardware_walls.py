@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 #: a vendor's words, and the packages that may say them: the hardware plugins, and engines that run on CUDA alone
 VENDORS = {
     r"torch\.cuda|torch\.version\.cuda|nvidia|nvml": {
-        "plugins/hardware-cuda", "plugins/hardware-rocm", "plugins/backend-megatron", "plugins/rollout-vllm",
+        "plugins/hardware-cuda", "plugins/hardware-rocm",
     },
     r"torch\.version\.hip|\brocm\b": {"plugins/hardware-rocm", "plugins/hardware-cuda"},
     r"torch\.npu|torch_npu|\bhccl\b": {"plugins/hardware-ascend"},
