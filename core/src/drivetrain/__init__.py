@@ -42,7 +42,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
-    "workers": ("ActorRolloutRefWorker", "CriticWorker", "Worker", "register"),
+    "workers": ("ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker", "Worker", "register"),
 }
 # fmt: on
 _MODULES = ("config", "contracts", "errors", "metrics", "numerics", "protocol", "testing", "weights")

@@ -89,6 +89,7 @@ from drivetrain.seam.specs import TrackerSpec as TrackerSpec
 from drivetrain.seam.specs import WeightTransportSpec as WeightTransportSpec
 from drivetrain.workers import ActorRolloutRefWorker as ActorRolloutRefWorker
 from drivetrain.workers import CriticWorker as CriticWorker
+from drivetrain.workers import RewardModelWorker as RewardModelWorker
 from drivetrain.workers import Worker as Worker
 from drivetrain.workers import register as register
 

@@ -74,7 +74,7 @@ def without(section: str) -> str:
         ("rollout.temperature=0", ["samples of a group are all alike (run.yaml: algorithm.group_size)",
                                    "  raise the temperature"]),
         ("rewards=[]", ["rewards are missing: the algorithm learns from rewards (command line: rewards)",
-                        "  set rewards=[{name: ...}]"]),
+                        "  set rewards=[{name: ...}] or reward_model.model.path"]),
         ("rewards.1={name: exact_match}", ["two rewards are called 'exact_match' (command line: rewards)",
                                            "  give each a label"]),
         ("trainer.eval_every=5", ["there is nothing to evaluate on (command line: trainer.eval_every)",

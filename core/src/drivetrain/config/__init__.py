@@ -18,6 +18,7 @@ from drivetrain.config.models import (
     EvaluationConfig,
     ModelConfig,
     ReferenceConfig,
+    RewardModelConfig,
     RunConfig,
     ScheduleConfig,
     TrainerConfig,
@@ -25,6 +26,6 @@ from drivetrain.config.models import (
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
+    "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RewardModelConfig",
+    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
 ]  # fmt: skip
