@@ -50,7 +50,9 @@ def test_alone(tmp_path: Path, drivetrain) -> None:
     said = drivetrain("generate", run_dir, "--prompt", "1,4=", "--temperature", "0", "reward_model.model.path=gone")
     assert said.stdout.startswith("1,4=")  # nothing is scored, so no reward model is loaded
     samples = [json.loads(line) for line in next(run_dir.glob("samples*")).read_text().splitlines()]
-    for sample in [sample for sample in samples if sample["step"] == 3][:10]:
+    samples = [sample for sample in samples if sample["step"] == 3]
+    assert len(samples) == 10
+    for sample in samples:
         assert sample["score"] == pytest.approx(probability(tmp_path / "judge", sample["prompt"] + sample["response"]),
                                                 abs=1e-6)  # fmt: skip
         assert sample["correct"] is None
