@@ -45,8 +45,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
     "workers": (
-        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "Worker", "dispatch_call", "register",
-        "registration",
+        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "RewardModelWorker", "Worker",
+        "dispatch_call", "register", "registration",
     ),
 }
 # fmt: on

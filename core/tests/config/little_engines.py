@@ -28,7 +28,8 @@ PLUGIN = """
 
     @hookimpl
     def drivetrain_backends():
-        for name, provides in (("mini", ("backend.train",)), ("frozen", ())):
+        for name, provides in (("mini", ("backend.train",)), ("frozen", ()), ("judge", ("backend.scores",)),
+                               ("able", ("backend.train", "backend.scores"))):
             yield BackendSpec(name=name, summary="", factory="none:none", config="{package}.sections:MiniConfig",
                               provides=("backend.live_module", *provides))
 

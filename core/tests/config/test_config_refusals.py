@@ -76,7 +76,7 @@ def without(section: str) -> str:
         ("rollout.temperature=0", ["samples of a group are all alike (run.yaml: algorithm.group_size)",
                                    "  raise the temperature"]),
         ("rewards=[]", ["rewards are missing: the algorithm learns from rewards (command line: rewards)",
-                        "  set rewards=[{name: ...}]"]),
+                        "  set rewards=[{name: ...}] or reward_model.model.path"]),
         ("rewards.1={name: exact_match}", ["two rewards are called 'exact_match' (command line: rewards)",
                                            "  give each a label"]),
         ("trainer.eval_every=5", ["there is nothing to evaluate on (command line: trainer.eval_every)",
@@ -135,6 +135,32 @@ def test_one_mistake_on_the_command_line(refused: Refused, override: str, lines:
 )  # fmt: skip
 def test_one_mistake_in_the_file(refused: Refused, text: str, lines: list[str]) -> None:
     assert refused(text=text)[: len(lines)] == lines
+
+
+JUDGE = "reward_model={model: {path: judge}, backend: {name: judge}%s}"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (JUDGE % "", ""),
+        ("reward_model={model: {path: judge}}",
+         "a reward model needs backend.scores, which backend 'mini' does not provide (command line: "
+         "reward_model.backend.name)"),
+        (JUDGE % ", label: words", "two rewards are called 'words' (run.yaml: rewards)"),
+        (JUDGE % ", label_index: -1", "input should be greater than or equal to 0, got -1 (command line: "
+                                      "reward_model.label_index)"),
+        (JUDGE % ", output: odds", "input should be 'logit', 'probability' or 'log_odds', got 'odds' (command line: "
+                                   "reward_model.output)"),
+        ("reward_model={model: {path: judge, init: random}, backend: {name: judge}}",
+         "a reward model is read from its folder; model.init is pretrained (command line: reward_model)"),
+    ],
+)  # fmt: skip
+def test_a_reward_model(load: Load, refused: Refused, override: str, line: str) -> None:
+    if line:
+        assert refused(override)[0] == line
+    else:
+        assert load(override, "rewards=[]").run.reward_model is not None
 
 
 def test_an_empty_file_lacks_everything(refused: Refused) -> None:

@@ -94,6 +94,14 @@ def test_roles_derive_from_the_actor_and_it_is_said(load: Load) -> None:
     assert resolved.run.critic.optimizer.momentum == 0.5  # type: ignore[attr-defined]
 
 
+def test_the_backend_of_a_reward_model_derives_from_the_actor(load: Load) -> None:
+    resolved = load("actor.backend.name=able", "actor.backend.offload=false", "reward_model.model.path=judge")
+    assert resolved.notes == ("reward_model.backend derives from actor",)
+    assert resolved.run.reward_model is not None
+    assert resolved.run.reward_model.backend == resolved.run.actor.backend
+    assert resolved.origin("reward_model.backend.name") == "derived from actor"
+
+
 def test_an_algorithm_that_does_not_sample_needs_no_rollout_and_no_rewards(load: Load) -> None:
     resolved = load("algorithm.name=imitate", "rollout=null", "rewards=[]")
     assert resolved.run.rollout is None and resolved.run.rewards == ()

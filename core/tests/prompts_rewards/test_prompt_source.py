@@ -121,18 +121,21 @@ MESSAGES = [{"role": "system", "content": "Add."}, {"role": "user", "content": "
 
 
 @pytest.mark.parametrize(
-    ("options", "prompt", "text"),
+    ("options", "prompt", "text", "messages"),
     [
-        ({}, MESSAGES, "<system>Add.<user>1+1<a>"),
-        ({}, "1+1", "<user>1+1<a>"),
-        ({"chat": False}, "1+1", "1+1"),
-        ({"template": "Q {prompt}"}, "1+1", "Q 1+1"),
-        ({"template": "Q {prompt}", "chat": True}, "1+1", "<user>Q 1+1<a>"),
+        ({}, MESSAGES, "<system>Add.<user>1+1<a>", MESSAGES),
+        ({}, "1+1", "<user>1+1<a>", [{"role": "user", "content": "1+1"}]),
+        ({"chat": False}, "1+1", "1+1", None),
+        ({"template": "Q {prompt}"}, "1+1", "Q 1+1", None),
+        ({"template": "Q {prompt}", "chat": True}, "1+1", "<user>Q 1+1<a>", [{"role": "user", "content": "Q 1+1"}]),
     ],
 )
-def test_chat_template(chat_tokenizer: Any, data_config: Any, options: Any, prompt: Any, text: str) -> None:
+def test_chat_template(
+    chat_tokenizer: Any, data_config: Any, options: Any, prompt: Any, text: str, messages: Any
+) -> None:
     batch = PromptSource([Example(prompt=prompt)], chat_tokenizer, data_config(**options), seed=1).next_batch(1)
     assert batch["raw_prompt"][0] == text == chat_tokenizer.decode(batch["input_ids"][0])
+    assert batch["messages"][0] == messages
 
 
 def test_tokens_of_a_chat_are_those_of_the_tokenizer(chat_tokenizer: Any, data_config: Any) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from drivetrain.driver.session import Session
 
 
-def _open(run: Path, overrides: Sequence[str]) -> Session:
+def _open(run: Path, overrides: Sequence[str], *, scoring: bool = False) -> Session:
     """Load a run's config and its checkpoint's model."""
     from drivetrain.driver import checkpoints
     from drivetrain.driver.run_folder import CONFIG_FILE
@@ -27,7 +27,7 @@ def _open(run: Path, overrides: Sequence[str]) -> Session:
     from drivetrain.driver.session import Session
 
     step = checkpoints.read_state(checkpoint)["step"]
-    session = Session(resolved.run, training=False)
+    session = Session(resolved.run, training=False, scoring=scoring)
     try:
         session.load_models(checkpoint)
     except BaseException:
@@ -39,7 +39,7 @@ def _open(run: Path, overrides: Sequence[str]) -> Session:
 
 def evaluate(run: Path, overrides: Sequence[str], *, as_json: bool) -> None:
     """Print the metrics of an evaluation."""
-    with _open(run, overrides) as session:
+    with _open(run, overrides, scoring=True) as session:
         if session.eval_prompts is None:
             raise UserError("the run has no held-out prompts", where="data.eval", mend="give one as data.eval.name=...")
         from drivetrain.driver.evaluation import evaluate as run_evaluation

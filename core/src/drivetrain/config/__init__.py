@@ -19,6 +19,7 @@ from drivetrain.config.models import (
     HealthConfig,
     ModelConfig,
     ReferenceConfig,
+    RewardModelConfig,
     RunConfig,
     ScheduleConfig,
     TrainerConfig,
@@ -27,5 +28,6 @@ from drivetrain.config.models import (
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
     "HealthConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig",
-    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
+    "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options",
+    "chosen_options",
 ]  # fmt: skip

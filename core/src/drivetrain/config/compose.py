@@ -14,14 +14,18 @@ from drivetrain.seam.specs import SPEC_TYPES, PluginSpec
 
 
 def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
-    """Add the sections of roles that the algorithm needs and the config omits; returns these roles too."""
+    """Add the sections of roles that the algorithm needs and the config omits; returns their keys too."""
     roles, actor, updates = run.algorithm.roles(), run.actor, dict[str, Any]()
     if "critic" in roles and run.critic is None:
         updates["critic"] = CriticConfig(backend=actor.backend, optimizer=actor.optimizer, schedule=actor.schedule,
                                          max_grad_norm=actor.max_grad_norm)  # fmt: skip
     if "ref" in roles and run.ref is None:
         updates["ref"] = ReferenceConfig(backend=actor.backend)
-    return run.model_copy(update=updates), list(updates)
+    derived = list(updates)
+    if run.reward_model is not None and run.reward_model.backend is None:
+        updates["reward_model"] = run.reward_model.model_copy(update={"backend": actor.backend})
+        derived.append("reward_model.backend")
+    return run.model_copy(update=updates), derived
 
 
 def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
@@ -29,6 +33,7 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     found = plugin_sections(RunConfig, run)
     sections = [(dotted(key), registry.select(hook, section.name).spec, section) for key, hook, _, section in found]
     yield from _roles(run, registry.select("algorithms", run.algorithm.name).spec)
+    yield from _rewards(run, registry)
     yield from _sizes(run)
     yield from _capabilities(run, sections, registry)
     for key, _, section in sections:
@@ -44,12 +49,10 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
     if run.rollout is None and (spec.generates or run.data.eval is not None):
         why = "the algorithm samples from the policy" if spec.generates else "data.eval is answered by sampling"
         yield Problem(key="rollout", what=f"rollout is missing: {why}", mend="set rollout.name")
-    if not run.rewards and (spec.rewards or run.data.eval is not None):
+    if not run.rewards and run.reward_model is None and (spec.rewards or run.data.eval is not None):
         why = "the algorithm learns from rewards" if spec.rewards else "data.eval is judged by rewards"
-        yield Problem(key="rewards", what=f"rewards are missing: {why}", mend="set rewards=[{name: ...}]")
-    labels = [reward.label or reward.name for reward in run.rewards]
-    for label in sorted({label for label in labels if labels.count(label) > 1}):
-        yield Problem(key="rewards", what=f"two rewards are called {label!r}", mend="give each a label")
+        yield Problem(key="rewards", what=f"rewards are missing: {why}",
+                      mend="set rewards=[{name: ...}] or reward_model.model.path")  # fmt: skip
     if run.trainer.eval_every and run.data.eval is None:
         yield Problem(key="trainer.eval_every", what="there is nothing to evaluate on", mend="add a section data.eval")
     yield from _best(run)
@@ -70,6 +73,19 @@ def _best(run: RunConfig) -> Iterator[Problem]:
         elif not trainer.eval_every or trainer.save_every % trainer.eval_every:
             yield Problem(key=key, what="steps are saved that are not evaluated",
                           mend="make trainer.save_every a multiple of trainer.eval_every")  # fmt: skip
+
+
+def _rewards(run: RunConfig, registry: Registry) -> Iterator[Problem]:
+    labels = [reward.label or reward.name for reward in run.rewards]
+    if run.reward_model is not None and run.reward_model.backend is not None:
+        labels.append(run.reward_model.label)
+        name = run.reward_model.backend.name
+        if "backend.scores" not in registry.select("backends", name).spec.provides:
+            yield Problem(key="reward_model.backend.name", mend="choose another backend",
+                          what=f"a reward model needs backend.scores, which backend {name!r} does not provide",
+                          )  # fmt: skip
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield Problem(key="rewards", what=f"two rewards are called {label!r}", mend="give each a label")
 
 
 def _sizes(run: RunConfig) -> Iterator[Problem]:

@@ -81,6 +81,47 @@ class ReferenceConfig(Section):
     model: ModelConfig | None = Field(default=None, description="Another model than the one the actor starts from.")
 
 
+class RewardModelConfig(Section):
+    """A classifier or regressor of texts whose score joins the sum of the rewards. It does not learn."""
+
+    model: ModelConfig = Field(description="A Hugging Face folder with a sequence classifier and its own tokenizer.")
+    backend: Annotated[SerializeAsAny[PluginConfig] | None, Offered("backends")] = Field(
+        None, description="What runs it. Omitted, it derives from the actor's."
+    )
+    weight: float = Field(1.0, description="Factor of the score in the sum.")
+    label: str = Field("reward_model", min_length=1, description="Name in metrics.")
+    timeout_s: float = Field(600.0, gt=0, description="A call for one batch that takes longer stops the run.")
+    output: Literal["logit", "probability", "log_odds"] = Field(
+        "logit",
+        description="What of the label is the score: its logit; its probability, softmax over the labels, or sigmoid"
+        " where there is one; or log p / (1 - p) of that probability.",
+    )
+    label_index: int | None = Field(
+        None, ge=0, description="The label that is the score; a classifier with several needs it."
+    )
+    format: Literal["chat", "text", "pair"] | None = Field(
+        None,
+        description="chat: by the chat template of the tokenizer; text: the prompt, then the response; pair: the two as"
+        " separate texts of an encoder. Omitted: chat for chat messages if the tokenizer has a template, else text.",
+    )
+    max_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Longest prompt and response in tokens of its tokenizer. Omitted: as the tokenizer says.",
+    )
+    overlong: Literal["error", "truncate_left"] = Field(
+        "error",
+        description="What happens to a longer text: the run stops, or the prompt loses its first tokens. A response is"
+        " never cut.",
+    )
+
+    @model_validator(mode="after")
+    def _is_read(self) -> RewardModelConfig:
+        if self.model.init == "random":
+            raise ValueError("a reward model is read from its folder; model.init is pretrained")
+        return self
+
+
 class DataConfig(Section):
     """Prompts, and how they become tokens."""
 
@@ -161,6 +202,7 @@ class RunConfig(Section):
     hybrid_engine: Annotated[SerializeAsAny[PluginConfig], Offered("hybrid_engines")]
     data: DataConfig
     rewards: tuple[Annotated[SerializeAsAny[RewardConfig], Offered("rewards")], ...] = ()
+    reward_model: RewardModelConfig | None = None
     executor: Annotated[SerializeAsAny[PluginConfig], Offered("executors")]
     hardware: Annotated[SerializeAsAny[PluginConfig], Offered("hardware")]
     trackers: tuple[Annotated[SerializeAsAny[PluginConfig], Offered("trackers")], ...]

@@ -71,8 +71,8 @@ class _Resolution:
         origins = {dotted(key): origin for key, (_, origin) in self.values.items()}
         if run is not None and not failed:
             run, derived = derive_roles(run)
-            self.notes += [f"role {role} derives from actor" for role in derived]
-            origins.update({role: Origin(0, "derived from actor") for role in derived})
+            self.notes += [f"{'' if '.' in key else 'role '}{key} derives from actor" for key in derived]
+            origins.update({key: Origin(0, "derived from actor") for key in derived})
             wrong = {key for key, _ in self.problems}
             for problem in compose_problems(run, self.registry):
                 key = key_of(problem.key)

@@ -43,7 +43,8 @@ class TrainingBackend(ABC):
     the loss shares over micro-batches and ranks, whatever averaging its engine does by itself.
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
-    ``backend.live_module``, ``backend.weights``, ``backend.export``, ``backend.param_offload`` and its kin.
+    ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``,
+    ``backend.param_offload`` and its kin.
     """
 
     def __init__(self, config: PluginConfig, context: BackendContext) -> None:
@@ -65,11 +66,14 @@ class TrainingBackend(ABC):
 
         Args:
             batch: rows with ``input_ids`` and ``attention_mask`` ``(rows, prompt + response)`` and ``responses``.
-            outputs: some of ``log_probs``, ``entropy``, ``values``.
+            outputs: some of ``log_probs``, ``entropy``, ``values``; or ``scores``, for the role ``reward``, whose
+                batch has ``input_ids`` and ``attention_mask`` ``(rows, tokens)``, right padded with anything, and
+                perhaps ``token_type_ids``.
 
         Returns:
             for each output float32 ``(rows, response)``, zero beyond the response. ``log_probs[:, t]`` is the
             log-probability of ``responses[:, t]``; ``values[:, t]`` is the value before that token.
+            ``scores`` is float32 ``(rows, labels)``, the logits of the classifier.
         """
 
     @abstractmethod

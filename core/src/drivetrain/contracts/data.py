@@ -33,6 +33,7 @@ class RewardSample:
     """One completion to be judged, with what its :class:`Example` says."""
 
     prompt: str  # as text, the template applied
+    messages: Sequence[Message] | None = None  # the prompt before a chat template was applied; None if none was
     response: str  # as text, special tokens left out
     response_token_ids: Sequence[int]  # as the policy drew them
     finish_reason: str  # stop, length or abort

@@ -15,7 +15,7 @@ from drivetrain.seeds import derive_seed
 
 if TYPE_CHECKING:
     from drivetrain.config import DataConfig
-    from drivetrain.contracts.data import Dataset, Example
+    from drivetrain.contracts.data import Dataset, Example, Message
 
 _LONG_PASS = 10_000  # prompts; a filter over more of them shows its progress
 
@@ -23,6 +23,7 @@ _LONG_PASS = 10_000  # prompts; a filter over more of them shows its progress
 @dataclass(frozen=True)
 class _Prompt:
     example: Example
+    messages: Sequence[Message] | None
     text: str
     tokens: list[int]
 
@@ -82,8 +83,8 @@ class PromptSource:
         """Every prompt once, in the dataset's order; the last batch may be smaller.
 
         Columns: ``input_ids`` and ``attention_mask`` ``(batch, prompt)``, int64 and left padded; ``uid``
-        (``eval-<index>`` here), ``raw_prompt`` (text, the template applied), ``response_text``, ``answer``,
-        ``data_source`` and ``extra``.
+        (``eval-<index>`` here), ``raw_prompt`` (text, the template applied), ``messages`` (what a chat template was
+        applied to, or None), ``response_text``, ``answer``, ``data_source`` and ``extra``.
         """
         for start in range(0, len(self), prompts):
             yield self._batch([(f"eval-{index}", index) for index in self._usable[start : start + prompts]])
@@ -108,25 +109,26 @@ class PromptSource:
     def _prompt(self, index: int) -> _Prompt:
         if index not in self._cache:
             example = self._dataset[index]
-            text = self._text(index, example)
+            messages, text = self._text(index, example)
             tokens = self._tokenizer(text, add_special_tokens=not self._chat)["input_ids"]
             if not tokens:
                 raise UserError(f"prompt {index} is empty", where=self._where, mend="mend the dataset")
-            self._cache[index] = _Prompt(example, text, tokens)
+            self._cache[index] = _Prompt(example, messages, text, tokens)
         return self._cache[index]
 
-    def _text(self, index: int, example: Example) -> str:
+    def _text(self, index: int, example: Example) -> tuple[Sequence[Message] | None, str]:
         messages, template = example.prompt, self._config.template
         if isinstance(messages, str):
             text = messages if template is None else template.replace("{prompt}", messages)
             messages = [{"role": "user", "content": text}]
             if not self._chat:
-                return text
+                return None, text
         elif not self._chat or template is not None:
             why = "data.template is set" if template else "data.chat is false, or the tokenizer has no chat template"
             raise UserError(f"prompt {index} is a list of chat messages, but {why}", where=self._where,
                             mend="take a tokenizer with a chat template and no data.template")  # fmt: skip
-        return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+        text = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return messages, str(text)
 
     def _fitting(self, index: int) -> list[int]:
         """The prompt's tokens, at most ``max_prompt_tokens`` of them."""
@@ -147,6 +149,7 @@ class PromptSource:
             {
                 "uid": [uid for uid, _ in chosen],
                 "raw_prompt": [prompt.text for prompt in prompts],
+                "messages": [prompt.messages for prompt in prompts],
                 "response_text": [prompt.example.response for prompt in prompts],
                 **{name: [getattr(prompt.example, name) for prompt in prompts]
                    for name in ("answer", "data_source", "extra")},

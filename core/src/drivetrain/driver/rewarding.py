@@ -14,6 +14,7 @@ import torch
 
 from drivetrain.builtin.per_sample import SampleError
 from drivetrain.contracts.data import Reward, RewardSample, Score
+from drivetrain.contracts.placement import WorkerGroup
 from drivetrain.driver.text import decode_tokens, response_tokens
 from drivetrain.errors import RewardError, UserError
 from drivetrain.protocol import DataProto
@@ -32,6 +33,19 @@ class PanelReward:
     timeout_s: float = 60.0
 
 
+class ModelReward:
+    """The score of a reward model, by the workers that play it."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+
+    def __call__(self, samples: Sequence[RewardSample]) -> list[Score]:
+        """One score a sample, in order; it says nothing about right and wrong."""
+        texts = {name: [getattr(s, name) for s in samples] for name in ("prompt", "messages", "response")}
+        scored: DataProto = self._group.call("compute_rm_score", DataProto.from_dict({}, texts))
+        return [Score(value) for value in scored["rm_scores"].tolist()]
+
+
 class RewardPanel:
     """The weighted sum of some rewards."""
 
@@ -41,6 +55,9 @@ class RewardPanel:
         if twice := {label for label in labels if labels.count(label) > 1}:
             raise UserError(f"two rewards are called {sorted(twice)[0]!r}", where="rewards", mend="give each a label")
         self._rewards, self._tokenizer = tuple(rewards), tokenizer
+
+    def __len__(self) -> int:
+        return len(self._rewards)
 
     def score(self, batch: DataProto) -> DataProto:
         """Judge every row.
@@ -72,13 +89,13 @@ class RewardPanel:
         return batch.with_columns(**columns, scores=total.float(), correct=correct, token_level_scores=token_level)
 
     def _samples(self, batch: DataProto) -> list[RewardSample]:
-        names = ("raw_prompt", "finish_reason", "answer", "data_source", "extra")
+        names = ("raw_prompt", "messages", "finish_reason", "answer", "data_source", "extra")
         drawn = response_tokens(batch)
         rows = zip(decode_tokens(drawn, self._tokenizer), drawn, *(batch[name] for name in names), strict=True)
         return [
-            RewardSample(prompt=prompt, response=response, response_token_ids=tokens, finish_reason=finish,
-                         answer=answer, data_source=source, extra=extra)
-            for response, tokens, prompt, finish, answer, source, extra in rows
+            RewardSample(prompt=prompt, messages=messages, response=response, response_token_ids=tokens,
+                         finish_reason=finish, answer=answer, data_source=source, extra=extra)
+            for response, tokens, prompt, messages, finish, answer, source, extra in rows
         ]  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from drivetrain.metrics import Mean, Metric, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_fsdp import classifier, names, sharding, state
 from drivetrain_backend_fsdp import model as models
-from drivetrain_backend_fsdp import names, sharding, state
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class FSDPBackend(TrainingBackend):
-    """A causal language model of transformers and its optimizer; for the role ``critic``, its trunk with a value head.
+    """A causal language model of transformers and its optimizer; for the role ``critic``, its trunk with a value head;
+    for the role ``reward``, a sequence classifier.
 
     With one process the model is not wrapped: sharding over one rank would only copy. With several, each decoder layer
     is sharded over all of them.
@@ -44,8 +45,9 @@ class FSDPBackend(TrainingBackend):
     def initialize(self) -> None:
         context = self.context
         self.device = context.hardware.device()
-        self.outputs = ("values",) if context.role == "critic" else ("log_probs", "entropy")
-        model = models.load(context)
+        self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
+        judges = context.role == "reward"
+        model = classifier.load(context) if judges else models.load(context)
         layers = models.decoder_layers(model)
         if self.config.gradient_checkpointing:
             recompute(layers)
@@ -54,7 +56,8 @@ class FSDPBackend(TrainingBackend):
         self.model: PreTrainedModel = cast(Any, model).to(self.device)
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
-        models.verify(self.model, self.device)
+        if not judges:
+            models.verify(self.model, self.device)
         sharding.release(self.model)
         self.optimizer: torch.optim.Optimizer | None = None
         if context.optimizer is None:
@@ -75,6 +78,8 @@ class FSDPBackend(TrainingBackend):
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
         if unknown := set(outputs) - set(self.outputs):
             raise PluginError(f"backend fsdp does not compute {sorted(unknown)} for the role {self.context.role}")
+        if self.outputs == ("scores",):
+            return {"scores": self._scores(batch)}
         responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
         wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
         tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
@@ -144,7 +149,7 @@ class FSDPBackend(TrainingBackend):
                 return None
             packed = filler(self.device)
         target = packed.target
-        compute_dtype = getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
+        compute_dtype = self._compute_dtype
 
         def consume(hidden: Tensor, head: Head | nn.Linear) -> dict[str, Tensor]:
             if isinstance(head, nn.Linear):
@@ -163,10 +168,31 @@ class FSDPBackend(TrainingBackend):
         with torch.autocast(self.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
             return cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
 
+    def _scores(self, batch: DataProto) -> Tensor:
+        """Logits of a classifier, ``(rows, labels)`` in float32."""
+        texts = classifier.Texts(batch, self.model, self._budget)
+        result = torch.zeros(len(batch), cast(int, self.model.config.num_labels), device=self.device)
+        for rows in self._even(texts.plan):
+            dtype = self._compute_dtype
+            with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+                logits = texts.logits(self.model, rows, self.device)
+            if rows:
+                result[rows] = logits.float()
+        sharding.release(self.model)
+        return result
+
+    @property
+    def _compute_dtype(self) -> torch.dtype | None:
+        return getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
+
     def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
         """Rows of each micro-batch."""
-        budget = self.config.micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
-        return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), budget)
+        return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), self._budget)
+
+    @property
+    def _budget(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.config.micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
 
     def _even(self, plan: list[list[int]]) -> list[list[int]]:
         """The plan, with empty micro-batches up to the number that the busiest rank has."""

@@ -33,12 +33,7 @@ def load(context: BackendContext) -> PreTrainedModel:
             hardware does not train in the dtype.
     """
     model, where = context.model, "model.path"
-    if model.dtype not in context.hardware.dtypes():
-        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where="model.dtype",
-                        mend=f"choose from {', '.join(context.hardware.dtypes())}")  # fmt: skip
-    if not (model.path / "config.json").is_file():
-        what = "has no config.json" if model.path.is_dir() else "is no folder"
-        raise UserError(f"{model.path} {what}", where=where, mend="give the folder of a Hugging Face model")
+    check_folder(context, "model")
     attention.register()
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     try:
@@ -74,6 +69,17 @@ def load(context: BackendContext) -> PreTrainedModel:
     loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
     loaded.packed_forward = types.MethodType(_packed_forward, loaded)
     return cast(PreTrainedModel, loaded)
+
+
+def check_folder(context: BackendContext, where: str) -> None:
+    """Raise UserError when there is no model, or the hardware does not compute in its dtype; ``where`` is its key."""
+    model = context.model
+    if model.dtype not in context.hardware.dtypes():
+        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where=f"{where}.dtype",
+                        mend=f"choose from {', '.join(context.hardware.dtypes())}")  # fmt: skip
+    if not (model.path / "config.json").is_file():
+        what = "has no config.json" if model.path.is_dir() else "is no folder"
+        raise UserError(f"{model.path} {what}", where=f"{where}.path", mend="give the folder of a Hugging Face model")
 
 
 def body(model: PreTrainedModel) -> nn.Module:

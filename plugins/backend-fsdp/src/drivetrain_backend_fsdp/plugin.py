@@ -19,6 +19,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.train",
             "backend.log_probs",
             "backend.values",
+            "backend.scores",
             "backend.live_module",
             "backend.weights",
             "backend.export",

@@ -26,7 +26,8 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, wo
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot divide on the way
-    register_fsdp_forward_method(model, "packed_forward")
+    if hasattr(model, "packed_forward"):
+        register_fsdp_forward_method(model, "packed_forward")
 
 
 def release(model: nn.Module) -> None:
