@@ -69,7 +69,7 @@ def without(section: str) -> str:
                                "(run.yaml: algorithm.name)", "  choose another rollout (say) or algorithm"]),
         ("actor.backend.name=frozen", [
             "algorithm 'group' needs backend.train, which actor.backend 'frozen' does not provide "
-            "(run.yaml: algorithm.name)", "  choose another backend (mini) or algorithm"]),
+            "(run.yaml: algorithm.name)", "  choose another backend (able or mini) or algorithm"]),
         ("actor.backend.offload=true", [
             "backend 'mini' needs hardware.spare_memory, which hardware 'auto' does not provide "
             "(run.yaml: actor.backend.name)", "  choose another hardware or backend"]),
