@@ -150,6 +150,7 @@ class FSDPBackend(TrainingBackend):
             packed = filler(self.device)
         target = packed.target
         compute_dtype = self._compute_dtype
+        chunk_tokens = self.config.log_prob_chunk_tokens or (2048 if self.device.type == "cpu" else 1024)
 
         def consume(hidden: Tensor, head: Head | nn.Linear) -> dict[str, Tensor]:
             if isinstance(head, nn.Linear):
@@ -160,8 +161,8 @@ class FSDPBackend(TrainingBackend):
                         scale=head.scale, softcap=head.softcap)  # fmt: skip
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
-                    hidden.to(dtype), target, head, temperature=temperature,
-                    chunk_tokens=self.config.log_prob_chunk_tokens, entropy="entropy" in outputs,
+                    hidden.to(dtype), target, head, temperature=temperature, chunk_tokens=chunk_tokens,
+                    entropy="entropy" in outputs,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 

@@ -8,16 +8,19 @@ With hidden state h, head W and b, target y, scale s, soft cap c and temperature
     d log p(y) / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)
 
 The backward pass computes the logits of all chunks but the last a second time, so that logits of
-``(tokens, vocabulary)`` never exist.
+``(tokens, vocabulary)`` never exist. It begins with the last chunk, whose log-probabilities the forward pass left, and
+computes the others in the same memory: at most one float32 tensor of ``(chunk, vocabulary)`` exists, and a second one
+for entropies and for the gradient of a soft cap. Weights of another dtype add one of theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 
@@ -36,13 +39,22 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
 
-    def logits(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
-        """``(tokens, vocabulary)`` in float32, divided by the temperature."""
-        logits = linear(hidden, self.weight, self.bias).float()
+    def logits(self, hidden: Tensor, temperature: float = 1.0, *, out: Tensor | None = None) -> Tensor:
+        """``(tokens, vocabulary)`` in float32, divided by the temperature; in ``out`` where it is given.
+
+        Not differentiable.
+        """
+        if self.weight.dtype != torch.float32:
+            product = linear(hidden, self.weight, self.bias)
+            logits = product.float() if out is None else out.copy_(product)
+        elif self.bias is None:
+            logits = torch.mm(hidden, self.weight.t(), out=out)
+        else:
+            logits = torch.addmm(self.bias, hidden, self.weight.t(), out=out)
         if self.softcap is not None:
-            return (logits * (self.scale / self.softcap)).tanh() * (self.softcap / temperature)
+            return logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / temperature)
         factor = self.scale / temperature
-        return logits if factor == 1 else logits * factor
+        return logits if factor == 1 else logits.mul_(factor)
 
 
 def token_log_probs(
@@ -76,20 +88,23 @@ class _TokenLogProbs(torch.autograd.Function):
         head = Head(weight=weight, bias=bias, scale=scale, softcap=softcap)
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
         entropies = torch.empty_like(log_probs) if entropy else None
-        every = hidden.new_empty(0)
+        logits = _buffer(hidden, weight, chunk)
+        spare = torch.empty_like(logits if entropy else logits[:0])
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            every = head.logits(hidden[part], temperature).log_softmax(dim=-1)
-            log_probs[part] = every.gather(1, targets[part, None])[:, 0]
+            z = head.logits(hidden[part], temperature, out=logits[: len(hidden[part])])
+            log_p = torch.log_softmax(z, dim=-1, out=z)
+            log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
             if entropies is not None:
-                entropies[part] = -(every.exp() * every).sum(dim=-1)
+                torch.sum(torch.exp(log_p, out=spare[: len(log_p)]).mul_(log_p), dim=-1, out=entropies[part]).neg_()
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.options = (shape, chunk)
-        ctx.last = every if any(ctx.needs_input_grad[:3]) else None  # the last chunk needs no second computation
+        ctx.logits = logits if any(ctx.needs_input_grad[:3]) else None  # log-probabilities of the last chunk
         ctx.set_materialize_grads(False)
         return log_probs, entropies
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Any, ...]:
         hidden, weight, bias, targets, entropies = ctx.saved_tensors
         (scale, softcap, temperature), chunk = ctx.options
@@ -100,29 +115,35 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
-        for start in range(0, len(hidden), chunk):
+        kept, ctx.logits = ctx.logits, None
+        logits = _buffer(hidden, weight, chunk) if kept is None else kept
+        spare = torch.empty_like(logits[:0] if grad_entropies is None and softcap is None else logits)
+        for start in reversed(range(0, len(hidden), chunk)):
             part = slice(start, start + chunk)
             y, slope = targets[part, None], scale / temperature
-            last, ctx.last = (ctx.last, None) if start + chunk >= len(hidden) else (None, ctx.last)
+            z = logits[: len(y)]
+            if kept is None:
+                head.logits(hidden[part], temperature, out=z)
             # The gradient of the logits is `factor * inner`, the factor one number a token.
-            if grad_log_probs is not None and grad_entropies is None and softcap is None:
-                inner = head.logits(hidden[part], temperature).softmax(dim=-1) if last is None else last.exp_()
+            if grad_entropies is None:
+                inner = torch.softmax(z, dim=-1, out=z) if kept is None else z.exp_()
                 inner.scatter_add_(1, y, torch.full_like(y, -1, dtype=inner.dtype))
-                factor = grad_log_probs[part, None] * -slope
+                factor = cast(Tensor, grad_log_probs)[part, None] * -slope
+                unused = spare
             else:
-                log_p = head.logits(hidden[part], temperature).log_softmax(dim=-1) if last is None else last
-                inner = torch.zeros_like(log_p)
-                if grad_entropies is not None:
-                    inner -= grad_entropies[part, None] * (log_p + entropies[part, None])
+                log_p = torch.log_softmax(z, dim=-1, out=z) if kept is None else z
+                inner = torch.add(log_p, entropies[part, None], out=spare[: len(y)]).mul_(-grad_entropies[part, None])
                 if grad_log_probs is not None:
                     inner -= grad_log_probs[part, None]
                 inner *= log_p.exp_()
                 if grad_log_probs is not None:
                     inner.scatter_add_(1, y, grad_log_probs[part, None])
-                if softcap is not None:
-                    bent = head.logits(hidden[part]) / softcap
-                    inner *= 1 - bent.square_()
                 factor = inner.new_full((len(y), 1), slope)
+                unused = logits
+            kept = None
+            if softcap is not None:
+                bent = head.logits(hidden[part], out=unused[: len(y)]).div_(softcap)
+                inner.addcmul_(inner, bent.square_(), value=-1)
             inner = inner.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = (inner @ weight) * factor
@@ -140,3 +161,8 @@ class _TokenLogProbs(torch.autograd.Function):
             None if grad_bias is None else grad_bias.to(bias.dtype),
             *(None,) * 4,
         )
+
+
+def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    """Memory for the logits of one chunk."""
+    return hidden.new_empty(min(chunk, len(hidden)), len(weight), dtype=torch.float32)
