@@ -17,6 +17,7 @@ from drivetrain.config.models import (
     DataConfig,
     EvaluationConfig,
     ModelConfig,
+    PlacementConfig,
     ReferenceConfig,
     RunConfig,
     ScheduleConfig,
@@ -25,6 +26,6 @@ from drivetrain.config.models import (
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
+    "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig",
+    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options", "chosen_options",
 ]  # fmt: skip

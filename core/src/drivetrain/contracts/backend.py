@@ -34,6 +34,7 @@ class BackendContext:
     rank: int  # among the processes of the role's worker group
     world_size: int
     seed: int  # of the run; a backend derives its random numbers from it
+    local_rank: int = 0  # index of this process's device among those of its node
 
 
 class TrainingBackend(ABC):

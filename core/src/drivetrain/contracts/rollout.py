@@ -66,6 +66,7 @@ class RolloutContext:
     rank: int  # among the processes of the worker group
     world_size: int
     seed: int  # of the run
+    local_rank: int = 0  # index of this process's device among those of its node
 
 
 class RolloutEngine(ABC):

@@ -37,7 +37,8 @@ class CriticWorker(ModelWorker):
 
     @register("dp_compute_metric")
     def update_critic(
-        self, batch: DataProto, terms: Sequence[LossTerm], counts: Counts, lr_factor: float
-    ) -> dict[str, Metric]:
-        """One optimizer step of the critic on one mini-batch."""
-        return self.backends["critic"].update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)
+        self, batch: DataProto, terms: Sequence[LossTerm] | None = None, counts: Counts | None = None,
+        lr_factor: float = 1.0,
+    ) -> dict[str, Metric]:  # fmt: skip
+        """One optimizer step of the critic on one mini-batch; by default on the algorithm's terms."""
+        return self.update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)

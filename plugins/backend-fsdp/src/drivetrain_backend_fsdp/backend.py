@@ -42,7 +42,7 @@ class FSDPBackend(TrainingBackend):
 
     def initialize(self) -> None:
         context = self.context
-        self.device = context.hardware.device()
+        self.device = context.hardware.device(context.local_rank)
         self.outputs = ("values",) if context.role == "critic" else ("log_probs", "entropy")
         model = models.load(context)
         layers = models.decoder_layers(model)

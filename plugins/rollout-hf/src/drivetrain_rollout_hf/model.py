@@ -29,7 +29,7 @@ def load_own(context: RolloutContext) -> nn.Module:
         module = AutoModelForCausalLM.from_pretrained(
             model.path, dtype=dtype, trust_remote_code=model.trust_remote_code
         )
-    own: nn.Module = module.to(context.hardware.device())
+    own: nn.Module = module.to(context.hardware.device(context.local_rank))
     return own.requires_grad_(False).eval()
 
 
