@@ -42,7 +42,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
-    "workers": ("ActorRolloutRefWorker", "CriticWorker", "Worker", "register"),
+    "workers": (
+        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "Worker", "dispatch_call", "register",
+        "registration",
+    ),
 }
 # fmt: on
 _MODULES = ("config", "contracts", "errors", "metrics", "numerics", "protocol", "testing", "weights")

@@ -90,7 +90,11 @@ from drivetrain.seam.specs import TrackerSpec as TrackerSpec
 from drivetrain.seam.specs import WeightTransportSpec as WeightTransportSpec
 from drivetrain.workers import ActorRolloutRefWorker as ActorRolloutRefWorker
 from drivetrain.workers import CriticWorker as CriticWorker
+from drivetrain.workers import DispatchedCall as DispatchedCall
+from drivetrain.workers import Execute as Execute
 from drivetrain.workers import Worker as Worker
+from drivetrain.workers import dispatch_call as dispatch_call
 from drivetrain.workers import register as register
+from drivetrain.workers import registration as registration
 
 __version__: str

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.config import RunConfig
-from drivetrain.contracts.mesh import DispatchMode
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
-from drivetrain.seam.registry import import_target, resolve
-from drivetrain.workers.registration import registration
+from drivetrain.seam.registry import import_target
+from drivetrain.workers.registration import dispatch_call, registration
 from drivetrain.workers.worker import Worker
 
 
@@ -24,11 +23,9 @@ class LocalWorkerGroup(WorkerGroup):
         return 1
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        registered = registration(type(self.worker), method)
-        mode: DispatchMode = resolve("dispatch_modes", registered.dispatch_mode)()
-        layouts = [self.worker.layout(registered.mesh)]
-        [(split_args, split_kwargs)] = mode.split(layouts, args, kwargs)
-        return mode.collect(layouts, [getattr(self.worker, method)(*split_args, **split_kwargs)])
+        layouts = [self.worker.layout(registration(type(self.worker), method).mesh)]
+        call = dispatch_call(type(self.worker), method, layouts, args, kwargs)
+        return call.collect([getattr(self.worker, method)(*args, **kwargs) for args, kwargs in call.calls])
 
 
 class LocalExecutor(Executor):

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """Index and size of one rank along data, tensor, pipeline, context and expert parallelism."""
+    """Index and size of one rank along data, tensor, pipeline, context and expert parallelism.
+
+    The ranks of a mesh differ in (dp, tp, pp, cp); expert parallelism lies across these and is no axis of its own.
+    """
 
     dp: int = 0
     tp: int = 0
@@ -27,12 +30,24 @@ class RankLayout:
 
 
 class DispatchMode(ABC):
-    """Split the arguments of a call over ranks, and make one result of theirs."""
+    """Split the arguments of a call over ranks, and make one result of theirs.
+
+    An instance serves one call, so that ``collect`` can undo what ``split`` did. Executors use these through
+    :func:`drivetrain.dispatch_call`, which passes arguments by name.
+    """
+
+    def ranks(self, layouts: Sequence[RankLayout]) -> list[int]:
+        """The ranks that execute; nothing is sent to others. ``split`` and ``collect`` see these alone."""
+        return list(range(len(layouts)))
 
     @abstractmethod
     def split(self, layouts: Sequence[RankLayout], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
-        """Give each rank, in order, its positional and keyword arguments; the caller's objects are not changed."""
+        """Give each rank, in order, its positional and keyword arguments; the caller's objects are not changed.
+
+        Raises:
+            ValueError: naming an argument that cannot be split over these ranks.
+        """
 
     @abstractmethod
     def collect(self, layouts: Sequence[RankLayout], outputs: Sequence[Any]) -> Any:
-        """Make the caller's result of the ranks' results."""
+        """Make the caller's result of the ranks' results, which are in the order of ``layouts``."""

@@ -3,7 +3,10 @@
 from drivetrain.workers.actor_rollout_ref import ActorRolloutRefWorker
 from drivetrain.workers.critic import CriticWorker
 from drivetrain.workers.model_worker import ModelWorker
-from drivetrain.workers.registration import Registration, register, registration
+from drivetrain.workers.registration import DispatchedCall, Execute, Registration, dispatch_call, register, registration
 from drivetrain.workers.worker import Worker
 
-__all__ = ["ActorRolloutRefWorker", "CriticWorker", "ModelWorker", "Registration", "Worker", "register", "registration"]
+__all__ = [
+    "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "ModelWorker", "Registration", "Worker",
+    "dispatch_call", "register", "registration",
+]  # fmt: skip
