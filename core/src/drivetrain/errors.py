@@ -98,7 +98,7 @@ class CheckpointError(RunError):
 
 
 class WeightStreamError(RunError):
-    """A stream of weights with something missing, doubled or of the wrong shape."""
+    """A stream of weights with something missing, doubled, changed or of the wrong shape."""
 
 
 class ExpiredWeightsError(RunError):

@@ -42,6 +42,7 @@ class WeightEntry:
         shape: of the whole tensor.
         dtype: of the tensor as sent.
         alias: the name of the tensor that this one is tied to; such an entry carries no tensor.
+        fingerprint: of the tensor where it left, for the receiver to compare; None where nobody took it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class WeightEntry:
     dtype: torch.dtype
     placement: Placement = Placement()
     alias: str | None = None
+    fingerprint: str | None = None
     _tensor: torch.Tensor | None = None
     _lease: _Lease = field(default_factory=_Lease)
 
@@ -87,11 +89,14 @@ class Bucket:
 
 
 class WeightStream:
-    """The sequence of buckets that a backend lends inside one context; it can be iterated once."""
+    """The sequence of buckets that a backend lends inside one context; it can be iterated once.
 
-    def __init__(self, buckets: Iterable[Bucket], lease: _Lease) -> None:
+    A stream that is made without a lease passes on what another one lends.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket], lease: _Lease | None = None) -> None:
         self._buckets = iter(buckets)
-        self._lease = lease
+        self._lease = lease or _Lease()
 
     def __iter__(self) -> Iterator[Bucket]:
         while True:
@@ -149,15 +154,17 @@ class Manifest:
         """Count an entry in.
 
         Raises:
-            WeightStreamError: for an unknown name, a second one, or another shape.
+            WeightStreamError: for an unknown name, a second one, another shape, or integers in place of floats.
         """
         if entry.name not in self.expected:
             raise WeightStreamError(f"weight {entry.name!r} was sent, but the receiving model has no such weight")
         if entry.name in self._seen:
             raise WeightStreamError(f"weight {entry.name!r} was sent twice")
-        shape, _ = self.expected[entry.name]
+        shape, dtype = self.expected[entry.name]
         if entry.shape != shape:
             raise WeightStreamError(f"weight {entry.name!r} was sent with shape {entry.shape}; expected {shape}")
+        if entry.dtype.is_floating_point != dtype.is_floating_point:
+            raise WeightStreamError(f"weight {entry.name!r} was sent as {entry.dtype}; expected {dtype}")
         self._seen.add(entry.name)
 
     def complete(self) -> None:

@@ -77,8 +77,8 @@ def test_the_loan_ends_with_an_error_too() -> None:
         _ = entry.tensor
 
 
-def entry(name: str, *shape: int) -> WeightEntry:
-    return WeightEntry(name=name, shape=shape, dtype=torch.float32)
+def entry(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> WeightEntry:
+    return WeightEntry(name=name, shape=shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,7 @@ def entry(name: str, *shape: int) -> WeightEntry:
         ([entry("a", 2), entry("c", 2)], "'c' was sent, but"),
         ([entry("a", 2), entry("a", 2)], "'a' was sent twice"),
         ([entry("a", 3)], r"\(3,\); expected \(2,\)"),
+        ([entry("a", 2, dtype=torch.int64)], "sent as torch.int64; expected torch.float32"),
         ([entry("a", 2)], "1 weights were not sent, first 'b'"),
         ([], "2 weights were not sent, first 'a'"),
     ],
@@ -101,7 +102,7 @@ def test_a_receiver_wants_each_weight_once(sent: list[WeightEntry], said: str) -
 
 def test_a_whole_model_is_accepted_in_any_order() -> None:
     manifest = Manifest({"a": ((2,), torch.float32), "b": ((), torch.float32)})
-    for one in (entry("b"), entry("a", 2)):
+    for one in (entry("b"), entry("a", 2, dtype=torch.bfloat16)):  # a receiver may round
         manifest.accept(one)
     manifest.complete()
 

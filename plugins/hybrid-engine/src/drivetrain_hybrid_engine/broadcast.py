@@ -1,0 +1,185 @@
+"""The transports ``gloo`` and ``nccl``: one process broadcasts, the others of its group receive.
+
+A bucket is three broadcasts: two numbers (bytes of the header and of the payload), the header (JSON: names, dtypes,
+shapes, aliases, fingerprints), and all tensors one after the other in a buffer that is used again for every bucket. A
+last header says how many weights there were, or why there are no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain import RunError, WeightStreamError
+from drivetrain.weights import Bucket, Placement, WeightEntry, WeightStream, lend
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+ALIGNMENT = 16
+"""Bytes; a tensor of the buffer starts at a multiple, so that it can be seen as its dtype."""
+
+
+class Broadcast:
+    """Buckets from one process to all others of a group; every process calls :meth:`send` or :meth:`receive`."""
+
+    device_type: ClassVar[str]
+
+    def __init__(self, group: ProcessGroup | None = None, source: int = 0) -> None:
+        """Join a group.
+
+        Args:
+            group: of torch.distributed, which has a backend for :attr:`device_type`; None: all processes.
+            source: rank in the group of the process that sends.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RunError("torch.distributed is not initialised", where=f"weight transport {type(self).__name__}")
+        self._group = group
+        self._source = source
+        self._device = torch.device(self.device_type)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=self._device)
+
+    def send(self, stream: WeightStream) -> None:
+        """Broadcast every bucket. An error in drawing one is told to the receivers, and raised."""
+        self._must_be(sender=True)
+        count = 0
+        try:
+            for bucket in stream:
+                self._send_bucket(bucket)
+                count += len(bucket.entries)
+        except Exception as error:
+            self._send_header({"error": f"{type(error).__name__}: {error}"})
+            raise
+        self._send_header({"weights": count})
+
+    def receive(self) -> WeightStream:
+        """The buckets, in the order sent. The tensors of a bucket expire when the next one is drawn.
+
+        A receiver that stops in the middle has to draw the rest, or the others of the group wait for it.
+
+        Raises:
+            WeightStreamError: when drawn from, if the sender failed or weights were lost.
+        """
+        self._must_be(sender=False)
+        return WeightStream(self._buckets())
+
+    def _must_be(self, *, sender: bool) -> None:
+        if (dist.get_rank(self._group) == self._source) != sender:
+            verb = "receives from" if sender else "sends to"
+            raise RunError(f"rank {dist.get_rank(self._group)} of the group {verb} rank {self._source}",
+                           where=f"weight transport {type(self).__name__}")  # fmt: skip
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def _send_bucket(self, bucket: Bucket) -> None:
+        places, size = _layout([entry.nbytes for entry in bucket.entries])
+        buffer = self._room(size)
+        for entry, place in zip(bucket.entries, places):
+            if entry.nbytes:
+                _view(buffer, place, entry.nbytes, entry.dtype).copy_(entry.tensor.detach().reshape(-1))
+        described = {"version": bucket.version, "kind": bucket.kind, "entries": list(map(_describe, bucket.entries))}
+        self._send_header(described, payload=size)
+        if size:
+            self._broadcast(buffer)
+
+    def _send_header(self, header: dict[str, Any], payload: int = 0) -> None:
+        text = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8).to(self._device)
+        self._broadcast(torch.tensor([len(text), payload], dtype=torch.int64, device=self._device))
+        self._broadcast(text)
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    def _buckets(self) -> Iterator[Bucket]:
+        count = 0
+        while True:
+            sizes = self._broadcast(torch.empty(2, dtype=torch.int64, device=self._device))
+            length, payload = map(int, sizes.tolist())
+            text = self._broadcast(torch.empty(length, dtype=torch.uint8, device=self._device))
+            header = json.loads(text.cpu().numpy().tobytes())
+            if "error" in header:
+                raise WeightStreamError(f"the sending side failed: {header['error']}")
+            if "weights" in header:
+                if header["weights"] != count:
+                    raise WeightStreamError(f"{header['weights']} weights were sent, and {count} came")
+                return
+            buffer = self._room(payload)
+            if payload:
+                self._broadcast(buffer)
+            count += len(header["entries"])
+            with ExitStack() as loan:
+                yield _bucket(header, buffer, loan)
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        dist.broadcast(tensor, group=self._group, group_src=self._source)
+        return tensor
+
+    def _room(self, size: int) -> Tensor:
+        if len(self._buffer) < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._buffer[:size]
+
+
+class GlooBroadcast(Broadcast):
+    """Through host memory."""
+
+    device_type = "cpu"
+
+
+class NCCLBroadcast(Broadcast):
+    """Between the devices that are current in each process."""
+
+    device_type = "cuda"
+
+
+def _describe(entry: WeightEntry) -> dict[str, Any]:
+    place = entry.placement
+    return {
+        "name": entry.name, "dtype": str(entry.dtype).removeprefix("torch."), "shape": list(entry.shape),
+        "held": None if entry.alias else list(entry.tensor.shape), "bytes": entry.nbytes, "alias": entry.alias,
+        "fingerprint": entry.fingerprint, "placement": [place.dim, place.index, place.count],
+    }  # fmt: skip
+
+
+def _bucket(header: dict[str, Any], buffer: Tensor, loan: ExitStack) -> Bucket:
+    """The bucket that a header describes, its tensors views of the buffer, which are lent until ``loan`` ends."""
+    described = header["entries"]
+    places, _ = _layout([one["bytes"] for one in described])
+
+    def tensors() -> Iterator[tuple[str, Tensor, str | None]]:
+        for one, place in zip(described, places):
+            dtype = getattr(torch, one["dtype"])
+            if one["alias"]:
+                yield one["name"], torch.empty(one["shape"], dtype=dtype, device="meta"), one["alias"]
+            else:
+                yield one["name"], _view(buffer, place, one["bytes"], dtype).view(one["held"]), None
+
+    everything = sum(one["bytes"] for one in described)
+    (lent,) = loan.enter_context(lend(tensors(), bucket_bytes=everything, version=header["version"]))
+    entries = []
+    for one, entry in zip(described, lent.entries):
+        dim, index, count = one["placement"]
+        placement = Placement(dim=dim, index=index, count=count)
+        entries.append(
+            replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"])
+        )
+    return replace(lent, kind=header["kind"], entries=tuple(entries))
+
+
+def _layout(sizes: list[int]) -> tuple[list[int], int]:
+    """Where tensors of these bytes start in the buffer, and how long it has to be."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def _view(buffer: Tensor, place: int, size: int, dtype: torch.dtype) -> Tensor:
+    return buffer[place : place + size].view(dtype)
