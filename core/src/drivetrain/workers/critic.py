@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.protocol import DataProto
 from drivetrain.workers.model_worker import ModelWorker
 from drivetrain.workers.registration import register
 
 if TYPE_CHECKING:
+    from drivetrain.config import RunConfig
     from drivetrain.contracts.algorithm import LossTerm
     from drivetrain.metrics import Metric
     from drivetrain.numerics import Counts
@@ -19,6 +20,9 @@ class CriticWorker(ModelWorker):
     """Plays ``critic``: estimates values, and learns to estimate them."""
 
     learns = "critic"
+
+    def __init__(self, config: RunConfig, role: str = "critic", **place: Any) -> None:
+        super().__init__(config, role, **place)
 
     @register()
     def init_model(self) -> str:

@@ -55,6 +55,11 @@ class FutureBatch(DataProto):
         return DataProto.from_single_dict, (self.stored, self.meta_info)
 
 
+def waited(value: Any) -> Any:
+    """The result of a future; anything else as it is."""
+    return value.get() if isinstance(value, (FutureBatch, FutureResult)) else value
+
+
 def is_pending(value: Any) -> bool:
     """Whether a value is a result that has not been waited for."""
     return isinstance(value, (FutureBatch, FutureResult)) and not value.pending.done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from drivetrain_executor_ray.crew import Crew
 from drivetrain_executor_ray.devices import keep_visible
 from drivetrain_executor_ray.failures import CallFailure, Rank, replies, worker_error
 from drivetrain_executor_ray.feasibility import address_key
-from drivetrain_executor_ray.futures import FutureBatch, FutureResult, is_pending
+from drivetrain_executor_ray.futures import FutureBatch, FutureResult, is_pending, waited
 from drivetrain_executor_ray.pools import RayResourcePool, reserve
 from drivetrain_executor_ray.process import (
     CallFailed,
@@ -32,7 +31,7 @@ from drivetrain_executor_ray.process import (
     without_calls,
 )
 from drivetrain_executor_ray.settings import Settings
-from drivetrain_executor_ray.transport import MOVED, mapped, pack, referred, unpack
+from drivetrain_executor_ray.transport import MOVED, mapped, pack, referred
 
 _START = "start"
 
@@ -46,8 +45,9 @@ class RayClassWithInitArgs:
     """
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
-        made = getattr(cls, "__ray_metadata__", None)
-        self.cls: type[Worker] = getattr(made.modified_class, "__ray_actor_class__", made.modified_class) if made else cls
+        if made := getattr(cls, "__ray_metadata__", None):
+            cls = getattr(made.modified_class, "__ray_actor_class__", made.modified_class)
+        self.cls: type[Worker] = cls
         if not (isinstance(self.cls, type) and issubclass(self.cls, Worker)):
             raise UserError(f"{cls!r} is no class of workers", where="RayClassWithInitArgs",
                             mend="derive it from drivetrain.Worker")  # fmt: skip
@@ -94,8 +94,8 @@ class _Processes:
             groups_in = slot.reservation.groups_in
             groups_in[slot.bundle] = groups_in.get(slot.bundle, 0) + 1
             if groups_in[slot.bundle] > pool.max_colocate_count:
-                raise UserError(f"{slot.reservation.what} has room for {pool.max_colocate_count} worker groups a bundle, "
-                                f"and {self.role} is one more", where="max_colocate_count",
+                raise UserError(f"{slot.reservation.what} has room for {pool.max_colocate_count} worker groups, and "
+                                f"{self.role} is one more", where="max_colocate_count",
                                 mend="raise it, or put the roles in one process (create_colocated_worker_cls)",
                                 )  # fmt: skip
             there = PlacementGroupSchedulingStrategy(slot.reservation.group, slot.bundle)
@@ -135,7 +135,8 @@ class _Processes:
         try:
             return replies(refs, deadline, limit_s)
         except CallFailure as failure:
-            raise self.error(failure, call, role) from failure.cause
+            error = self.error(failure, call, role)
+        raise error  # outside, for its cause is what the worker raised
 
     def error(self, failure: CallFailure, call: str, role: str) -> Exception:
         """What a failure is to the caller, after the crew has ended."""
@@ -176,7 +177,7 @@ class RayWorkerGroup(WorkerGroup):
             self._own: str | None = None
         else:
             self._members, self._own = {"": ray_cls_with_init}, ""
-        self._role = name_prefix or "_".join(filter(None, self._members)) or ray_cls_with_init.cls.__name__  # type: ignore[union-attr]
+        self._role = name_prefix or "_".join(filter(None, self._members)) or self._worker.__name__
         members = {name: made.member for name, made in self._members.items()}
         self._processes = _Processes(resource_pool, members, self._role, settings or Settings(), crew or crews.DEFAULT)
         self._prepare()
@@ -237,8 +238,9 @@ class RayWorkerGroup(WorkerGroup):
         registered = registration(self._worker, method)
         if registered.mesh not in self._layouts:
             self._layouts[registered.mesh] = self._ask_layouts(registered.mesh)
-        pending = self._submit(method, registered.mesh, args, kwargs, now=registered.blocking if blocking is None else blocking)
-        if registered.blocking if blocking is None else blocking:
+        waits = registered.blocking if blocking is None else blocking
+        pending = self._submit(method, registered.mesh, args, kwargs, waits=waits)
+        if waits:
             return pending.result()
         returned = inspect.signature(getattr(self._worker, method)).return_annotation
         return FutureBatch(pending) if returned in (DataProto, "DataProto") else FutureResult(pending)
@@ -252,22 +254,22 @@ class RayWorkerGroup(WorkerGroup):
             raise self._processes.error(late, "layout", self._role)
         return list(ray.get(list(asked)))
 
-    def _submit(self, method: str, mesh: str, args: Any, kwargs: Any, *, now: bool) -> Pending:
+    def _submit(self, method: str, mesh: str, args: Any, kwargs: Any, *, waits: bool) -> Pending:
         processes, layouts = self._processes, self._layouts[mesh]
         settings = processes.settings
         results: list[Any] = []
         upstream = [value.pending for value in (*args, *kwargs.values()) if is_pending(value)]
-        common: dict[str, Any] = {"member": self._own, "method": method, "mesh": mesh, "deadline_s": settings.call_timeout_s,
-                                  "reference_bytes": settings.reference_bytes if now else 0}  # fmt: skip
+        common: dict[str, Any] = {
+            "member": self._own, "method": method, "mesh": mesh, "deadline_s": settings.call_timeout_s,
+            "reference_bytes": settings.reference_bytes if waits else 0,
+        }  # fmt: skip
         start = time.perf_counter()
         if upstream:
             args, kwargs = mapped(lambda value: self._handed_on(value, results), args, kwargs)
-            whole = [Work(args=args, kwargs=kwargs, layouts=layouts, **common)] * self.world_size
+            works = [Work(args=args, kwargs=kwargs, layouts=layouts, **common)] * self.world_size
             dispatched, ranks = None, list(range(self.world_size))
-            works = whole
         else:
-            args, kwargs = mapped(lambda value: value.get() if isinstance(value, (FutureBatch, FutureResult)) else value,
-                                  args, kwargs)  # fmt: skip
+            args, kwargs = mapped(waited, args, kwargs)
             split = dispatch_call(self._worker, method, layouts, args, kwargs)
             dispatched, ranks, packed = without_calls(split), split.ranks, dict[int, Any]()
             works = []
@@ -335,5 +337,3 @@ class Pending:
             self.done, self.refs = True, {}
         return self._result
 
-
-_ = itertools, unpack

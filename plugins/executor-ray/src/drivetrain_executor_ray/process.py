@@ -1,4 +1,4 @@
-"""A process of a pool, and the workers that live in it. Everything here but `Reply` and its kin runs on Ray's side."""
+"""A process of a pool, and the workers that live in it; and what the driver and a process say to each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,6 @@ class Raised:
         code = error.exit_code if isinstance(error, DrivetrainError) else 1
         return cls(rank=rank, call=call, role=role, kind=type(error).__name__, text=str(error), error=sent,
                    exit_code=code)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dispatched:
-    """How the results of a call are joined: those of ``ranks`` by the mode that split it."""
-
-    ranks: tuple[int, ...]
-    collect: Any  # the DispatchedCall, without its calls
 
 
 @dataclass(kw_only=True)
@@ -222,8 +214,6 @@ class Process:
 
 def without_calls(dispatched: Any) -> Any:
     """A dispatched call with all that collecting takes, and none of the arguments."""
-    from dataclasses import replace
-
     return replace(dispatched, calls=[])
 
 
