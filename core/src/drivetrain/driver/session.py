@@ -98,9 +98,10 @@ class Session:
         )
 
     def _switch(self, side: str) -> Mapping[str, float]:
-        if side == "generation":
-            return self.policy.call("enter_generation", self.progress.updates)  # type: ignore[no-any-return]
-        return self.policy.call("enter_training")  # type: ignore[no-any-return]
+        method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
+        found = self.policy.call(method, *args)
+        ranks = found if isinstance(found, list) else [found]
+        return {name: max(rank.get(name, 0.0) for rank in ranks) for name in {name: None for rank in ranks for name in rank}}
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""
