@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -118,6 +120,7 @@ class _Processes:
         log_dir = settings.log_dir or default_log_dir()
         self.ranks = [Rank(rank=rank, place=place, log_file=log_dir / f"{self.role}-rank{rank}.log")
                       for rank, place in enumerate(places)]  # fmt: skip
+        sent, path = ray.cloudpickle.dumps(members), [str(Path(folder).absolute()) for folder in sys.path]
         on_node: dict[str, int] = {}
         asked = {}
         for rank, (actor, place) in enumerate(zip(self.actors, places)):
@@ -127,7 +130,7 @@ class _Processes:
                 master_address=places[0].address, master_port=places[0].port, timeout_s=settings.call_timeout_s,
                 log_file=self.ranks[rank].log_file,
             )  # fmt: skip
-            asked[actor.start.remote(members, stand)] = rank
+            asked[actor.start.remote(self.role, sent, path, stand)] = rank
         self.wait(asked, _START, time.monotonic() + timeout_s, timeout_s, self.role)
 
     def wait(self, refs: Mapping[Any, int], call: str, deadline: float, limit_s: float, role: str) -> list[Any]:

@@ -154,21 +154,26 @@ class Process:
             return Whereabouts(node_id=ray.get_runtime_context().get_node_id(), device=self._device, pid=os.getpid(),
                                address=ray.util.get_node_ip_address(), port=free.getsockname()[1])  # fmt: skip
 
-    def start(self, members: dict[str, Member], place: Place) -> Reply:
-        """Make the workers; those of a process share its process group."""
+    def start(self, role: str, members: bytes, path: list[str], place: Place) -> Reply:
+        """Make the workers; those of a process share its process group.
+
+        Args:
+            members: of type ``dict[str, Member]``, pickled.
+            path: where the driver finds modules, among them perhaps those of its workers.
+        """
         _log_to(place.log_file)
+        sys.path += [folder for folder in path if folder not in sys.path]
         self._rank = place.rank
         os.environ.update(MASTER_ADDR=place.master_address, MASTER_PORT=str(place.master_port), RANK=str(place.rank),
                           WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))  # fmt: skip
-        for name, member in members.items():
-            with self._answering(name, "start") as reply, _watched("start", place.timeout_s):
+        with self._answering(role, "start") as reply, _watched("start", place.timeout_s):
+            found: dict[str, Member] = ray.cloudpickle.loads(members)
+            for name, member in found.items():
                 self._workers[name] = member.cls(
                     *member.args, **member.kwargs, rank=place.rank, world_size=place.world_size,
                     local_rank=place.local_rank, timeout_s=place.timeout_s,
                 )  # fmt: skip
-            if reply.raised:
-                return reply
-        return Reply()
+        return reply
 
     def layout(self, member: str, mesh: str) -> RankLayout:
         """Where a worker stands in a mesh."""
