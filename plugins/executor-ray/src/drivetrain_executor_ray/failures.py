@@ -90,7 +90,7 @@ def worker_error(
         log = [f"(cannot be read: {type(error).__name__})"]
     how = failure.how
     if how == "died":
-        how = f"ended: process {rank.place.pid} died" + _reason(failure.cause)
+        how = f"ended: process {rank.place.pid} died"
     error = WorkerError(
         how, role=raised.role if raised else role, rank=rank.rank, node=rank.place.address,
         call=raised.call if raised else call, log=log, log_file=str(rank.log_file),
@@ -99,16 +99,6 @@ def worker_error(
     )  # fmt: skip
     error.__cause__ = pickle.loads(raised.error) if raised and raised.error else failure.cause
     return error
-
-
-def _reason(error: BaseException | None) -> str:
-    """What Ray knows of a death, in one line."""
-    text = str(error)
-    for sign, reason in (("SIGKILL", " (killed, perhaps for want of memory)"), ("OOM", " (out of memory)"),
-                         ("node", "")):  # fmt: skip
-        if sign in text:
-            return reason
-    return ""
 
 
 def _read_log(rank: Rank, count: int) -> list[str]:

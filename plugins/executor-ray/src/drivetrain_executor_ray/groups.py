@@ -114,6 +114,7 @@ class _Processes:
             raise UserError(f"{len(waiting)} of {len(asked)} processes of {self.role} did not start within "
                             f"{timeout_s:g} s", where="executor.start_timeout_s")  # fmt: skip
         places = ray.get(list(asked))
+        self.crew.watch(places)
         order = sorted(range(len(places)), key=lambda n: (address_key(places[n].address), places[n].device, n))
         self.actors = [self.actors[number] for number in order]
         places = [places[number] for number in order]
@@ -263,7 +264,7 @@ class RayWorkerGroup(WorkerGroup):
         results: list[Any] = []
         upstream = [value.pending for value in (*args, *kwargs.values()) if is_pending(value)]
         common: dict[str, Any] = {
-            "member": self._own, "method": method, "mesh": mesh, "deadline_s": settings.call_timeout_s,
+            "member": self._own, "role": self._role, "method": method, "mesh": mesh, "deadline_s": settings.call_timeout_s,
             "reference_bytes": settings.reference_bytes if waits else 0,
         }  # fmt: skip
         start = time.perf_counter()

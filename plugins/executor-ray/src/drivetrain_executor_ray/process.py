@@ -111,6 +111,7 @@ class Work:
     """
 
     member: str
+    role: str  # as messages name it
     method: str
     mesh: str
     args: Any
@@ -182,7 +183,7 @@ class Process:
     def call(self, work: Work, *replies: Reply) -> Reply:
         """Call a method of a worker."""
         worker = self._workers[work.member]
-        with self._answering(work.member, work.method) as reply, _watched(work.method, work.deadline_s):
+        with self._answering(work.role, work.method) as reply, _watched(work.method, work.deadline_s):
             args, kwargs = mapped(lambda value: _resolved(value, replies), work.args, work.kwargs)
             if work.layouts is not None:
                 dispatched = dispatch_call(type(worker), work.method, work.layouts, args, kwargs)
@@ -201,7 +202,7 @@ class Process:
             self._workers.popitem()[1].close()
 
     @contextmanager
-    def _answering(self, member: str, call: str) -> Iterator[Reply]:
+    def _answering(self, role: str, call: str) -> Iterator[Reply]:
         """A reply that holds what is raised inside; the traceback goes to the log."""
         reply = Reply()
         MOVED.take()
@@ -212,7 +213,7 @@ class Process:
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            reply.raised = Raised.of(error, rank=self._rank, call=call, role=member)
+            reply.raised = Raised.of(error, rank=self._rank, call=call, role=role)
         finally:
             reply.moved = MOVED.take()
 
