@@ -23,6 +23,7 @@ TEST_COMPANIONS = {
     "algo-grpo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
+    "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }
 
 nox.options.sessions = ["isolated"]

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # fmt: off
 _NAMES: dict[str, tuple[str, ...]] = {
     "seam.hookspecs": ("hookimpl",),
-    "seam.registry": ("resolve",),
+    "seam.registry": ("get_registry", "resolve"),
     "seam.specs": (
         "AdvantageEstimatorSpec", "AlgorithmSpec", "BackendSpec", "CommandSpec", "ConfigAliasSpec", "DatasetSpec",
         "DispatchModeSpec", "EnvironmentSpec", "ExecutorSpec", "HardwareSpec", "HybridEngineSpec", "ModelFamilySpec",

@@ -68,6 +68,7 @@ from drivetrain.errors import WorkerError as WorkerError
 from drivetrain.protocol import ColumnHandle as ColumnHandle
 from drivetrain.protocol import DataProto as DataProto
 from drivetrain.seam.hookspecs import hookimpl as hookimpl
+from drivetrain.seam.registry import get_registry as get_registry
 from drivetrain.seam.registry import resolve as resolve
 from drivetrain.seam.specs import AdvantageEstimatorSpec as AdvantageEstimatorSpec
 from drivetrain.seam.specs import AlgorithmSpec as AlgorithmSpec

@@ -7,6 +7,8 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "rollouts": {"hf": "drivetrain-rollout-hf"},
+    "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
+    "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
     "hardware": {"cuda": "drivetrain-hardware-cuda"},

@@ -2,7 +2,7 @@
 
 A bucket is three broadcasts: two numbers (bytes of the header and of the payload), the header (JSON: names, dtypes,
 shapes, aliases, fingerprints), and all tensors one after the other in a buffer that is used again for every bucket. A
-last header says how many weights there were, or why there are no more.
+last header says that it is the end, or why it is.
 """
 
 from __future__ import annotations
@@ -49,15 +49,13 @@ class Broadcast:
     def send(self, stream: WeightStream) -> None:
         """Broadcast every bucket. An error in drawing one is told to the receivers, and raised."""
         self._must_be(sender=True)
-        count = 0
         try:
             for bucket in stream:
                 self._send_bucket(bucket)
-                count += len(bucket.entries)
         except Exception as error:
             self._send_header({"error": f"{type(error).__name__}: {error}"})
             raise
-        self._send_header({"weights": count})
+        self._send_header({"end": True})
 
     def receive(self) -> WeightStream:
         """The buckets, in the order sent. The tensors of a bucket expire when the next one is drawn.
@@ -65,15 +63,15 @@ class Broadcast:
         A receiver that stops in the middle has to draw the rest, or the others of the group wait for it.
 
         Raises:
-            WeightStreamError: when drawn from, if the sender failed or weights were lost.
+            WeightStreamError: when drawn from, if the sender failed.
         """
         self._must_be(sender=False)
         return WeightStream(self._buckets())
 
     def _must_be(self, *, sender: bool) -> None:
-        if (dist.get_rank(self._group) == self._source) != sender:
-            verb = "receives from" if sender else "sends to"
-            raise RunError(f"rank {dist.get_rank(self._group)} of the group {verb} rank {self._source}",
+        rank = dist.get_rank(self._group)
+        if (rank == self._source) != sender:
+            raise RunError(f"rank {self._source} of the group sends and the others receive; this is rank {rank}",
                            where=f"weight transport {type(self).__name__}")  # fmt: skip
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -97,7 +95,6 @@ class Broadcast:
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def _buckets(self) -> Iterator[Bucket]:
-        count = 0
         while True:
             sizes = self._broadcast(torch.empty(2, dtype=torch.int64, device=self._device))
             length, payload = map(int, sizes.tolist())
@@ -105,14 +102,11 @@ class Broadcast:
             header = json.loads(text.cpu().numpy().tobytes())
             if "error" in header:
                 raise WeightStreamError(f"the sending side failed: {header['error']}")
-            if "weights" in header:
-                if header["weights"] != count:
-                    raise WeightStreamError(f"{header['weights']} weights were sent, and {count} came")
+            if "end" in header:
                 return
             buffer = self._room(payload)
             if payload:
                 self._broadcast(buffer)
-            count += len(header["entries"])
             with ExitStack() as loan:
                 yield _bucket(header, buffer, loan)
 
@@ -166,9 +160,7 @@ def _bucket(header: dict[str, Any], buffer: Tensor, loan: ExitStack) -> Bucket:
     for one, entry in zip(described, lent.entries):
         dim, index, count = one["placement"]
         placement = Placement(dim=dim, index=index, count=count)
-        entries.append(
-            replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"])
-        )
+        entries.append(replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"]))
     return replace(lent, kind=header["kind"], entries=tuple(entries))
 
 

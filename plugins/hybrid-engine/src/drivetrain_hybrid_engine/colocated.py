@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from drivetrain import HybridEngine, UserError, WeightStreamError, resolve
-from drivetrain.seam.registry import get_registry
+from drivetrain import HybridEngine, UserError, WeightStreamError, get_registry, resolve
 from drivetrain_hybrid_engine.config import SENT, SHARED, offered
 from drivetrain_hybrid_engine.delivery import Arrival, Departure, Description
 

@@ -73,6 +73,4 @@ class ColocatedConfig(PluginConfig):
 def offered(registry: Registry, backend: str, rollout: str) -> frozenset[str]:
     """The capabilities of a backend and a rollout, by their names."""
     chosen = (("backends", backend), ("rollouts", rollout))
-    return frozenset(
-        capability for hook, name in chosen for capability in registry.select(hook, name).spec.provides
-    )
+    return frozenset(capability for hook, name in chosen for capability in registry.select(hook, name).spec.provides)

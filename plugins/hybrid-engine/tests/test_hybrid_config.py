@@ -1,0 +1,71 @@
+"""Settings that can be refused before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from drivetrain.seam.registry import get_registry
+from drivetrain_hybrid_engine import config
+from drivetrain_hybrid_engine.config import SENT, SHARED, ColocatedConfig
+
+
+def problems(**settings: Any) -> dict[str, tuple[str, str]]:
+    """What is wrong with some settings in a run with backend fsdp and rollout hf, by key."""
+    run: Any = SimpleNamespace(
+        actor=SimpleNamespace(backend=SimpleNamespace(name="fsdp")), rollout=SimpleNamespace(name="hf")
+    )
+    return {p.key: (p.what, p.mend) for p in ColocatedConfig(**settings).check(run, get_registry())}
+
+
+@pytest.mark.parametrize("sharing", ["auto", "always", "never"])
+def test_defaults_fit_the_engines(sharing: str) -> None:
+    assert problems(sharing=sharing) == {}
+
+
+def test_capabilities_follow_from_the_settings() -> None:
+    assert ColocatedConfig().required_capabilities() == ()
+    assert ColocatedConfig(sharing="always").required_capabilities() == ("backend.live_module", "rollout.live_module")
+    assert ColocatedConfig(sharing="never").required_capabilities() == ("backend.weights", "rollout.load_weights")
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_a_transport_to_another_process_is_refused(transport: str) -> None:
+    ((key, (what, mend)),) = problems(transport=transport).items()
+    assert key == "transport" and f"{transport!r} is for weights that go to another process" in what
+    assert mend == "choose in_process"
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    assert "unknown weight transport 'pigeon'" in problems(transport="pigeon")["transport"][0]
+
+
+def test_settings_that_would_be_ignored_are_refused() -> None:
+    assert problems(sharing="always", bucket_bytes=5, fingerprint="never").keys() == {"bucket_bytes", "fingerprint"}
+
+
+@pytest.mark.parametrize("capabilities, fits", [(SHARED, True), (SENT, True), (SHARED | SENT, True),
+                                                ({"backend.live_module", "rollout.load_weights"}, False)])  # fmt: skip
+def test_auto_wants_one_of_two_pairs(capabilities: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "offered", lambda *names: capabilities)
+    found = problems()
+    assert not found if fits else "backend 'fsdp' and rollout 'hf' have neither two" in found["name"][0]
+
+
+@pytest.mark.parametrize("settings", [{"bucket_bytes": 0}, {"sharing": "maybe"}, {"fingerprint": True}, {"more": 1}])
+def test_wrong_values_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ColocatedConfig(**settings)
+
+
+def test_offers_and_settings_import_no_torch() -> None:
+    script = (
+        "import sys, drivetrain_hybrid_engine.plugin, drivetrain_hybrid_engine.config; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

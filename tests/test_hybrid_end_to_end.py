@@ -1,0 +1,83 @@
+"""A run whose weights are sent takes the steps of a run that shares one module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hybrid_workers
+import pytest
+import tiny
+import torch
+import torch.multiprocessing as multiprocessing
+
+from drivetrain import DataProto
+from drivetrain.config.resolve import load_config
+from drivetrain.driver.session import Session
+from drivetrain.metrics import to_floats
+from drivetrain.seam.registry import get_registry, resolve
+
+STEPS = 4
+
+
+def steps_of(config: Path, *overrides: str) -> list[tuple[DataProto, dict[str, float], dict[str, float]]]:
+    """For each step: the batch, the metrics of learning, and those of the phases."""
+    run = load_config(config, list(overrides), get_registry()).run
+    algorithm: Any = resolve("algorithms", run.algorithm.name)(run.algorithm)
+    done = []
+    with Session(run) as session:
+        assert session.train_prompts is not None
+        for step in range(1, STEPS + 1):
+            session.progress.step = step
+            batch = algorithm.collect(session.roles, session.train_prompts.next_batch(run.data.batch_prompts))
+            learned = to_floats(algorithm.learn(session.roles, batch))
+            done.append((batch, learned, session.phases.take()))
+    return done
+
+
+def test_the_same_tokens_and_losses_as_with_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are equal; log-probs, and what follows from them, differ by rounding in matrix products."""
+    _, grpo = tiny.write_configs(tmp_path)
+    settings = ["data.batch_prompts=12", "actor.mini_batch_prompts=6", "algorithm.old_log_probs=recompute"]
+    shared = steps_of(grpo, *settings, "hybrid_engine.name=shared")
+    alone = steps_of(grpo, *settings, "hybrid_engine.name=colocated")
+    sent = steps_of(grpo, *settings, "hybrid_engine.name=colocated", "hybrid_engine.sharing=never")
+    for (batch, learned, _), (same_batch, same, phases) in zip(shared, alone, strict=True):
+        assert same_batch["responses"].equal(batch["responses"]) and same == learned
+        assert phases["sync/bytes"] == 0
+    for (batch, learned, _), (other_batch, other, phases) in zip(shared, sent, strict=True):
+        assert other_batch["responses"].equal(batch["responses"])
+        assert other_batch["scores"].equal(batch["scores"])
+        assert float((other_batch["rollout_log_probs"] - batch["rollout_log_probs"]).abs().max()) < 1e-5
+        assert other["rollout_mismatch"] < 1e-5
+        for name in ("loss", "grad_norm", "entropy"):
+            assert other[name] == pytest.approx(learned[name], rel=1e-4, abs=1e-6), name
+        assert phases["sync/bytes"] > 0 and phases["sync/buckets"] == 1
+
+
+def test_the_same_config_over_two_ranks(tmp_path: Path) -> None:
+    """Each rank generates with all weights of a model of which it holds a half; together the tokens of one process."""
+    _, grpo = tiny.write_configs(tmp_path)
+    overrides = ["hybrid_engine.name=colocated", f"data.batch_prompts={hybrid_workers.PROMPTS}"]
+    one = hybrid_workers.steps(load_config(grpo, overrides, get_registry()).run, 0, 1)
+    assert [step["bytes"] for step in one] == [0, 0, 0]
+    multiprocessing.spawn(hybrid_workers.work, (grpo, overrides, tmp_path), nprocs=2)
+    ranks = [torch.load(tmp_path / f"seen-{rank}.pt") for rank in range(2)]
+    for step, *parts in zip(one, *ranks, strict=True):
+        assert all(part["mismatch"] < 1e-5 and part["bytes"] > 0 for part in parts)
+        assert torch.cat([part["responses"] for part in parts]).equal(step["responses"])
+    assert not one[0]["responses"].equal(one[2]["responses"])
+
+
+def test_a_run_folder_is_evaluated_with_the_weights_of_its_checkpoint(tmp_path: Path, drivetrain: Any) -> None:
+    """Also by a rollout with weights of its own, which it has read from the model that the run started from."""
+    import json
+
+    sft, grpo = tiny.write_configs(tmp_path)
+    drivetrain("train", sft, "hybrid_engine.name=colocated", "hybrid_engine.sharing=never")
+    rows = [json.loads(line) for line in (tmp_path / "runs/sft/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["eval/accuracy"] > rows[0]["eval/accuracy"] and rows[-1]["sync/bytes"] > 0
+    report = json.loads(drivetrain("eval", tmp_path / "runs/sft", "--json").stdout)
+    assert report["eval/accuracy"] == rows[-1]["eval/accuracy"]
+    refused = drivetrain("train", grpo, "hybrid_engine.name=colocated", "hybrid_engine.transport=gloo", code=2)
+    assert "'gloo' is for weights that go to another process" in refused.stderr
