@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/algo-grpo plugins/algo-ppo plugins/algo-sft plugins/backend-fsdp plugins/hardware-cuda plugins/hybrid-engine plugins/report plugins/rollout-hf plugins/tasks
+PACKAGES := core plugins/algo-grpo plugins/algo-ppo plugins/algo-sft plugins/backend-fsdp plugins/backend-megatron plugins/executor-ray plugins/hardware-cuda plugins/hybrid-engine plugins/report plugins/rollout-hf plugins/tasks
 TORCH := 2.13.0
 CONSTRAINTS := constraints/cpu.txt
 # One thread a process: small models run faster so, and processes side by side do not spin.

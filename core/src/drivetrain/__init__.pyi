@@ -9,8 +9,12 @@ from drivetrain import protocol as protocol
 from drivetrain import testing as testing
 from drivetrain import weights as weights
 from drivetrain.builtin.configs import RecordConfig as RecordConfig
+from drivetrain.builtin.dispatch import DPCompute as DPCompute
+from drivetrain.builtin.dispatch import MeshMode as MeshMode
 from drivetrain.builtin.jsonl import example_from_record as example_from_record
 from drivetrain.builtin.per_sample import PerSample as PerSample
+from drivetrain.builtin.row_dispatch import DPComputeMetric as DPComputeMetric
+from drivetrain.builtin.row_dispatch import DPComputeProto as DPComputeProto
 from drivetrain.config import AlgorithmConfig as AlgorithmConfig
 from drivetrain.config import DatasetConfig as DatasetConfig
 from drivetrain.config import ModelConfig as ModelConfig

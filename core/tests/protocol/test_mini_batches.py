@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drivetrain.protocol import DataProto
+from drivetrain.protocol import DataProto, units
 
 
 def prompts_of(uids, loss_group=None) -> DataProto:
@@ -63,3 +63,8 @@ def test_select_uids():
     assert len(batch.select_uids([])) == 0
     with pytest.raises(KeyError, match=r"no rows of uid .*'z'"):
         batch.select_uids(["a", "z"])
+
+
+def test_units_are_connected_rows() -> None:
+    assert units(6, [["a", "b", "a", None, None, "c"], [1, 2, 3, 3, 4, 2]]) == [[0, 2, 3], [1, 5], [4]]
+    assert units(2, []) == [[0], [1]] and units(0, [[]]) == []

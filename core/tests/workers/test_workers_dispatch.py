@@ -1,85 +1,91 @@
-"""How a call is spread over ranks, as tables."""
+"""Dispatch of calls that are not cut by rows, as tables."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from dispatch_rig import execute, mesh
 
-from drivetrain.builtin.dispatch import DPComputeMetric, DPComputeProto, OneToAll
+from drivetrain.builtin.dispatch import AllToAll, DPCompute, MeshMode, OneToAll, RankZero
 from drivetrain.contracts.mesh import RankLayout
-from drivetrain.metrics import Max, Mean, Sum
 from drivetrain.protocol import DataProto
 
 
-def mesh(**sizes: int) -> list[RankLayout]:
-    """The layouts of all ranks, the last dimension named running fastest."""
-    places: list[dict[str, int]] = [{}]
-    for name, size in sizes.items():
-        places = [{**place, name: index} for place in places for index in range(size)]
-    return [RankLayout(**place, **{f"{name}_size": size for name, size in sizes.items()}) for place in places]
+class PipelineFirst(MeshMode):
+    split_axes = ()
+    collect_axes = ("pp", "cp")
 
 
-def rows(count: int) -> DataProto:
-    return DataProto.from_single_dict({"row": torch.arange(count), "uid": [f"p{row}" for row in range(count)]})
+class OverContext(DPCompute):
+    split_axes = collect_axes = ("dp", "cp")
 
 
-def numbers(part: Any) -> Any:
-    return part["row"].tolist() if isinstance(part, DataProto) else part
-
-
-# layout, rows, what each rank gets, ranks that are collected from in the order in which their parts are joined
+# mode, layout, argument, what each executing rank gets, ranks whose results the caller gets (a number: that result)
 TABLE = [
-    (mesh(dp=1), 3, [[0, 1, 2]], [0]),
-    (mesh(dp=2), 4, [[0, 1], [2, 3]], [0, 1]),
-    (mesh(dp=3), 7, [[0, 1], [2, 3], [4, 5, 6]], [0, 1, 2]),
-    (mesh(dp=3), 2, [[], [0], [1]], [0, 1, 2]),
-    (mesh(dp=2, tp=2), 4, [[0, 1], [0, 1], [2, 3], [2, 3]], [0, 2]),
-    (mesh(tp=2, dp=2), 4, [[0, 1], [2, 3], [0, 1], [2, 3]], [0, 1]),
-    (mesh(pp=2, dp=2), 4, [[0, 1], [2, 3], [0, 1], [2, 3]], [2, 3]),
-    (mesh(dp=2, cp=2), 4, [[0, 1], [0, 1], [2, 3], [2, 3]], [0, 2]),
-    (mesh(pp=2, dp=1, cp=2, tp=2), 3, [[0, 1, 2]] * 8, [4]),
-    (mesh(pp=2, dp=2, tp=2), 3, [[0], [0], [1, 2], [1, 2]] * 2, [4, 6]),
-    (mesh(dp=2)[::-1], 3, [[1, 2], [0]], [1, 0]),  # ranks in another order than their indices
+    (OneToAll, mesh(dp=1), "x", ["x"], 0),
+    (OneToAll, mesh(dp=2, tp=2), "x", ["x"] * 4, [0, 1, 2, 3]),
+    (OneToAll, [RankLayout()] * 3, "x", ["x"] * 3, [0, 1, 2]),  # replicas that know of no mesh
+    (RankZero, mesh(dp=1), "x", ["x"], 0),
+    (RankZero, mesh(pp=2, dp=2), "x", ["x"], 0),
+    (AllToAll, mesh(dp=1), ["a"], ["a"], [0]),
+    (AllToAll, mesh(dp=2, tp=2), ["a", "b", "c", "d"], ["a", "b", "c", "d"], [0, 1, 2, 3]),
+    (AllToAll, mesh(dp=2)[::-1], ("a", "b"), ["a", "b"], [0, 1]),
+    (DPCompute, mesh(dp=1), ["a"], ["a"], [0]),
+    (DPCompute, mesh(dp=3), ["a", "b", "c"], ["a", "b", "c"], [0, 1, 2]),
+    (DPCompute, mesh(dp=2, tp=2), ["a", "b"], ["a", "a", "b", "b"], [0, 2]),
+    (DPCompute, mesh(tp=2, dp=2), ("a", "b"), ["a", "b", "a", "b"], [0, 1]),
+    (DPCompute, mesh(pp=2, dp=2), ["a", "b"], ["a", "b", "a", "b"], [2, 3]),
+    (DPCompute, mesh(dp=2, cp=2), ["a", "b"], ["a", "a", "b", "b"], [0, 2]),
+    (DPCompute, mesh(pp=2, dp=1, cp=2, tp=2), ["a"], ["a"] * 8, [4]),
+    (DPCompute, mesh(dp=2)[::-1], ["a", "b"], ["b", "a"], [1, 0]),  # ranks in another order than their indices
+    (MeshMode, mesh(pp=2, dp=2), "x", ["x"] * 4, [2, 3]),
+    (PipelineFirst, mesh(dp=2, pp=2, cp=2), "x", ["x"] * 8, [0, 1, 2, 3]),
+    (OverContext, mesh(cp=2, dp=2, tp=2), list("abcd"), list("aaccbbdd"), [0, 4, 2, 6]),
 ]
 
 
-@pytest.mark.parametrize("layouts, count, parts, collected", TABLE)
-def test_batches_go_in_parts_and_come_back_in_order(layouts, count, parts, collected) -> None:
-    mode = DPComputeProto()
-    calls = mode.split(layouts, (rows(count), "all"), {"again": rows(count), "factor": 0.5})
-    assert [[numbers(argument) for argument in args] for args, _ in calls] == [[part, "all"] for part in parts]
-    assert [{k: numbers(v) for k, v in kwargs.items()} for _, kwargs in calls] == [
-        {"again": part, "factor": 0.5} for part in parts
-    ]
-    marked = [args[0].with_columns(rank=torch.full((len(args[0]),), rank)) for rank, (args, _) in enumerate(calls)]
-    whole = mode.collect(layouts, marked)
-    assert whole["row"].tolist() == list(range(count))
-    assert whole["rank"].tolist() == [rank for rank in collected for _ in parts[rank]]
+@pytest.mark.parametrize("mode, layouts, argument, got, collected", TABLE)
+def test_what_each_rank_gets_and_what_comes_back(mode, layouts, argument, got, collected) -> None:
+    for args, kwargs in (((argument,), {}), ((), {"value": argument})):
+        seen = []
+
+        def method(rank, value, seen=seen):
+            seen.append((rank, value))
+            return rank
+
+        result = execute(mode(), layouts, method, *args, **kwargs)
+        assert seen == list(enumerate(got))
+        assert result == collected
 
 
-@pytest.mark.parametrize("layouts, count, parts, collected", TABLE)
-def test_metrics_are_merged_over_data_parallel_ranks_alone(layouts, count, parts, collected) -> None:
-    outputs = [{"a": Sum(2.0**rank), "b": Max(rank), "c": Mean(len(part), 1)} for rank, part in enumerate(parts)]
-    merged = DPComputeMetric().collect(layouts, outputs)
-    assert merged["a"].result() == sum(2.0**rank for rank in collected)
-    assert merged["b"].result() == max(collected)
-    assert merged["c"].result() == pytest.approx(count / len(collected))
+@pytest.mark.parametrize("mode", [DPCompute, AllToAll])
+@pytest.mark.parametrize("value, said", [
+    (["a"], "it is 1 elements"), (list("abc"), "it is 3 elements"), ("ab", "it is a str"), (None, "it is a NoneType"),
+])  # fmt: skip
+def test_arguments_of_the_wrong_length_are_refused_by_name(mode, value, said) -> None:
+    for args, kwargs, name in (((["a", "b"], value), {}, "argument 1"), ((["a", "b"],), {"second": value}, "second")):
+        with pytest.raises(ValueError, match=rf"^{name} must be a list of 2 elements, .*{said}"):
+            mode().split(mesh(dp=2), args, kwargs)
 
 
-def test_one_to_all_gives_every_rank_the_same() -> None:
-    batch = rows(3)
-    calls = OneToAll().split(mesh(dp=2, tp=2), (batch,), {"folder": "f"})
-    assert len(calls) == 4 and all(args == (batch,) and kwargs == {"folder": "f"} for args, kwargs in calls)
-    assert OneToAll().collect(mesh(dp=2, tp=2), [1, 2, 3, 4]) == [1, 2, 3, 4]
-    assert OneToAll().collect(mesh(dp=1), [{"a": 1}]) == {"a": 1}
+@pytest.mark.parametrize("layouts", [
+    mesh(dp=2)[:1], [*mesh(dp=2), *mesh(dp=2)], [RankLayout(dp_size=2), RankLayout(dp_size=2)],
+    [RankLayout(dp=0, dp_size=2), RankLayout(dp=1, dp_size=1)],
+])  # fmt: skip
+def test_ranks_that_make_no_mesh_are_refused(layouts) -> None:
+    with pytest.raises(ValueError, match="make no mesh"):
+        DPCompute().split(layouts, (["a", "b"],), {})
 
 
-def test_the_callers_batch_is_not_changed() -> None:
-    batch, before = rows(5), rows(5)
-    for args, _ in DPComputeProto().split(mesh(dp=2), (batch,), {}):
-        args[0].batch["row"] = args[0]["row"] + 100
-        args[0].meta_info["mine"] = 1
-        args[0].pop(["uid"])
-    assert batch.equal(before)
+@pytest.mark.parametrize("mode", [OneToAll, RankZero, AllToAll, DPCompute])
+def test_a_rank_cannot_change_what_the_caller_holds(mode) -> None:
+    def spoil(rank, batch, names, table):
+        batch.batch["row"] = batch["row"] + 1
+        batch.meta_info["mine"] = 1
+        names.append("more")
+        table["more"] = 1
+
+    batch, names, table = DataProto.from_dict({"row": torch.arange(3)}), ["a"], {"b": 1}
+    lists = mode in (AllToAll, DPCompute)
+    execute(mode(), mesh(dp=1), spoil, *([value] if lists else value for value in (batch, names, table)))
+    assert batch.equal(DataProto.from_dict({"row": torch.arange(3)})) and names == ["a"] and table == {"b": 1}

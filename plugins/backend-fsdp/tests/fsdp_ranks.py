@@ -33,9 +33,11 @@ def work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
     seen: dict[str, object] = {}
     forward = made.forward(rig.batch()[uneven], ["log_probs", "entropy"], temperature=0.8)
     seen["forward"] = forward
+    alone = slice(0, 12) if rank == 0 else slice(12, 12)  # one rank without any row
+    seen["forward_alone"] = made.forward(rig.batch()[alone], ["log_probs", "entropy"], temperature=0.8)
     seen["updates"] = [
         update(made, uneven),
-        update(made, slice(0, 12) if rank == 0 else slice(12, 12), 0.5),  # one rank without any row
+        update(made, alone, 0.5),
         update(made, slice(0, 1) if rank == 0 else slice(1, 12)),  # one rank with nothing to learn
     ]
     seen["weights"] = whole_weights(made)

@@ -24,6 +24,8 @@ def test_two_ranks_equal_one(qwen2: Path, tmp_path: Path) -> None:
     for name in forward:
         together = torch.cat([rank["forward"][name] for rank in ranks])
         torch.testing.assert_close(together, forward[name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(ranks[0]["forward_alone"][name], forward[name], atol=1e-5, rtol=0)
+        assert ranks[1]["forward_alone"][name].shape == (0, forward[name].shape[1])
     for rank in ranks:
         for got, want in zip([*rank["updates"], rank["next"]], [*updates, following], strict=True):
             assert got == pytest.approx(want, rel=2e-5)

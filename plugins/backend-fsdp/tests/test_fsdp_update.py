@@ -8,7 +8,7 @@ import torch
 
 from drivetrain import LossTerm, NonFiniteError, PluginError, UserError
 from drivetrain_backend_fsdp import objective
-from drivetrain_backend_fsdp.packing import micro_batches, units
+from drivetrain_backend_fsdp.packing import micro_batches
 
 
 def test_gradients_equal_plain_pytorch(any_model: Path) -> None:
@@ -175,14 +175,10 @@ def test_a_term_over_the_whole_mini_batch(qwen2: Path, scoped) -> None:
         made.update(data, term, rig.counts(data), temperature=1.0, lr_factor=1.0)
 
 
-def test_units_are_connected_rows() -> None:
-    assert units(6, [["a", "b", "a", None, None, "c"], [1, 2, 3, 3, 4, 2]]) == [[0, 2, 3], [1, 5], [4]]
-
-
 def test_micro_batches_keep_to_the_budget() -> None:
     lengths = [5, 9, 3, 3, 30, 1, 0, 7]
-    plan = micro_batches(lengths, units(8, ()), 10)
+    plan = micro_batches(lengths, [[row] for row in range(8)], 10)
     assert sorted(row for rows in plan for row in rows) == list(range(8))
     assert [4] in plan and all(sum(lengths[row] for row in rows) <= 10 for rows in plan if rows != [4])
-    assert len(plan) == 4 and plan == micro_batches(lengths, units(8, ()), 10)
+    assert len(plan) == 4 and plan == micro_batches(lengths, [[row] for row in range(8)], 10)
     assert micro_batches([], [], 10) == []

@@ -75,12 +75,16 @@ def drivetrain_hybrid_engines() -> Iterable[HybridEngineSpec]:
 
 @hookimpl
 def drivetrain_dispatch_modes() -> Iterable[DispatchModeSpec]:
-    for name, attribute, summary in (
-        ("one_to_all", "OneToAll", "The same arguments to every rank."),
-        ("dp_compute_proto", "DPComputeProto", "Batches in parts over data-parallel ranks, results joined."),
-        ("dp_compute_metric", "DPComputeMetric", "Batches in parts over data-parallel ranks, metrics merged."),
+    for name, target, summary in (
+        ("one_to_all", "dispatch:OneToAll", "The same arguments to every rank."),
+        ("rank_zero", "dispatch:RankZero", "All arguments to rank 0 alone."),
+        ("all_to_all", "dispatch:AllToAll", "Lists with one element for each rank."),
+        ("dp_compute", "dispatch:DPCompute", "Lists with one element for each data-parallel index."),
+        ("dp_compute_proto", "row_dispatch:DPComputeProto", "Batches in balanced parts, padded; results joined."),
+        ("dp_compute_proto_with_func", "row_dispatch:DPComputeProtoWithFunc", "Likewise, after a function for all."),
+        ("dp_compute_metric", "row_dispatch:DPComputeMetric", "Batches in balanced parts, unpadded; metrics merged."),
     ):
-        yield DispatchModeSpec(name=name, summary=summary, factory=f"drivetrain.builtin.dispatch:{attribute}")
+        yield DispatchModeSpec(name=name, summary=summary, factory=f"drivetrain.builtin.{target}")
 
 
 @hookimpl

@@ -12,6 +12,7 @@ from torch import Tensor
 from drivetrain.protocol import saving
 from drivetrain.protocol.batch import Columns, Stored, difference, fetched, join, merge_meta, same
 from drivetrain.protocol.handles import ColumnHandle, take
+from drivetrain.protocol.units import units
 
 Names = Iterable[str] | None
 Values = Mapping[str, Any] | None
@@ -210,17 +211,20 @@ class DataProto:
             rows.setdefault(uid, []).append(row)
         if prompts < 1 or len(rows) % prompts:
             raise ValueError(f"{len(rows)} prompts ({len(self)} rows) do not divide into mini-batches of {prompts}")
-        units = _units(self)
+        prompt_of = {row: uid for uid, own in rows.items() for row in own}
+        first = [rows[prompt_of[row]][0] for row in range(len(self))]
+        tied = units(len(self), [first, *([self["loss_group"].tolist()] if "loss_group" in self else [])])
+        parts = [list(dict.fromkeys(prompt_of[row] for row in unit)) for unit in tied]
         if seed is not None:
-            order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
-            units = [units[place] for place in order.tolist()]
+            order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(seed))
+            parts = [parts[place] for place in order.tolist()]
         batches: list[list[int]] = [[] for _ in range(len(rows) // prompts)]
         room = [prompts] * len(batches)
-        for unit in sorted(units, key=len, reverse=True):  # single prompts come last and fit wherever there is room
+        for unit in sorted(parts, key=len, reverse=True):  # single prompts come last and fit wherever there is room
             batch = next((number for number, free in enumerate(room) if free >= len(unit)), None)
             if batch is None:
-                tied = f"a loss_group ties {len(unit)} prompts together: mini-batches of {prompts} prompts"
-                raise ValueError(f"{tied} cannot be filled from units of {sorted(set(map(len, units)))} prompts")
+                what = f"a loss_group ties {len(unit)} prompts together: mini-batches of {prompts} prompts"
+                raise ValueError(f"{what} cannot be filled from units of {sorted(set(map(len, parts)))} prompts")
             batches[batch] += sorted(row for uid in unit for row in rows[uid])
             room[batch] -= len(unit)
         return (self[batch] for batch in batches)
@@ -232,15 +236,3 @@ def _pick(known: dict[str, Any], names: Names, what: str = "column") -> dict[str
     if unknown := [name for name in names if name not in known]:
         raise KeyError(f"no {what} {unknown}; there are {list(known)}")
     return {name: known[name] for name in names}
-
-
-def _units(proto: DataProto) -> list[list[Hashable]]:
-    """The prompts in lists of those that a loss_group ties together, most often one; None ties nothing."""
-    unit_of: dict[Hashable, list[Hashable]] = {uid: [uid] for uid in proto["uid"].tolist()}
-    first: dict[Hashable, Hashable] = {}
-    for uid, group in zip(proto["uid"].tolist(), proto["loss_group"].tolist() if "loss_group" in proto else []):
-        one, two = unit_of[uid if group is None else first.setdefault(group, uid)], unit_of[uid]
-        if one is not two:
-            one += two
-            unit_of.update(dict.fromkeys(two, one))
-    return list({id(unit): unit for unit in unit_of.values()}.values())

@@ -6,11 +6,16 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "algorithms": {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo", "sft": "drivetrain-algo-sft"},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
+    "dispatch_modes": {
+        f"megatron_{name}": "drivetrain-backend-megatron"
+        for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")
+    },
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
+    "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {"cuda": "drivetrain-hardware-cuda"},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
     "rewards": {name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "format", "length")},

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError, resolve
 from drivetrain.metrics import Mean, Metric, merge_metrics
 from drivetrain.numerics import LossInputs
+from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp import names, sharding, state
@@ -21,7 +22,7 @@ from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
 from drivetrain_backend_fsdp.objective import Columns, Objective
-from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack, units
+from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ with each sequence. Longest sequences come first, so that sequences of similar l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,35 +118,6 @@ def filler(device: torch.device) -> Packed:
         input_ids=zero[None], position_ids=zero[None], lengths=(1,),
         predictor=zero, target=zero, row=zero, column=zero,
     )  # fmt: skip
-
-
-def units(rows: int, joins: Iterable[Sequence[Hashable]]) -> list[list[int]]:
-    """Sets of rows that must not be separated: those connected by an equal label in one of ``joins``.
-
-    Args:
-        joins: for each reason to stay together, a label per row; None joins nothing.
-
-    Returns:
-        the units by their first row, rows in order.
-    """
-    parent = list(range(rows))
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = parent[parent[row]]
-            row = parent[row]
-        return row
-
-    for labels in joins:
-        first: dict[Hashable, int] = {}
-        for row, label in enumerate(labels):
-            if label is not None:
-                low, high = sorted((root(first.setdefault(label, row)), root(row)))
-                parent[high] = low
-    sets: dict[int, list[int]] = {}
-    for row in range(rows):
-        sets.setdefault(root(row), []).append(row)
-    return list(sets.values())
 
 
 def micro_batches(lengths: Sequence[int], units: Iterable[Sequence[int]], budget: int) -> list[list[int]]:

@@ -275,11 +275,10 @@ class RayWorkerGroup(WorkerGroup):
         else:
             args, kwargs = mapped(waited, args, kwargs)
             split = dispatch_call(self._worker, method, layouts, args, kwargs)
-            dispatched, ranks, packed = without_calls(split), split.ranks, dict[int, Any]()
-            works = []
-            for rank_args, rank_kwargs in split.calls:
-                sent = mapped(lambda value: _packed_once(value, packed), rank_args, rank_kwargs)
-                works.append(Work(args=sent[0], kwargs=sent[1], layouts=None, **common))
+            dispatched, ranks, works = without_calls(split), split.ranks, []
+            for call in split.calls:
+                args, kwargs = mapped(pack, *call)
+                works.append(Work(args=args, kwargs=kwargs, layouts=None, **common))
         refs = {processes.actors[rank].call.remote(work, *results): rank for rank, work in zip(ranks, works)}
         MOVED.add(0, time.perf_counter() - start)
         return Pending(self, method, mesh, refs, dispatched, [pending.deadline for pending in upstream])
@@ -305,13 +304,6 @@ class RayWorkerGroup(WorkerGroup):
             self._moved_seconds += reply.moved.seconds
             if reply.layout is not None:
                 self._layouts[mesh][rank] = reply.layout
-
-
-def _packed_once(value: Any, packed: dict[int, Any]) -> Any:
-    """What is packed for several ranks is packed once."""
-    if id(value) not in packed:
-        packed[id(value)] = pack(value)
-    return packed[id(value)]
 
 
 class Pending:

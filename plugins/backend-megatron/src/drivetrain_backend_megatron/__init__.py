@@ -1,0 +1,1 @@
+"""Megatron's dispatch modes, as a plugin of drivetrain."""
