@@ -46,7 +46,8 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
     base = [
         f"model.path={folder / 'model'}", "algorithm.name=ppo", "actor.backend.name=fsdp",
         "actor.optimizer={name: adamw, lr: 1.0e-2}", "rollout={name: hf, max_response_tokens: 3}",
-        "hybrid_engine.name=colocated", f"data={{batch_prompts: 1, train: {{name: jsonl, path: {folder}/prompts.jsonl}}}}",
+        "hybrid_engine.name=colocated", "data.batch_prompts=1",
+        f"data.train={{name: jsonl, path: {folder}/prompts.jsonl}}",
         "rewards=[{name: exact_match}]", "hardware.name=cpu", f"trainer={{steps: 1, run_dir: {folder / 'run'}}}",
     ]  # fmt: skip
     return load_config(None, [*base, *overrides], get_registry()).run
@@ -76,7 +77,9 @@ class Rows(Worker):
     @register("dp_compute_proto", blocking=False)
     def plus_one(self, batch: DataProto, more: int = 1) -> DataProto:
         """``y + more`` as ``z``, with who computed ``y``."""
-        return DataProto.from_dict({"z": batch["y"] + more, "before": batch["rank"], "here": torch.full((len(batch),), self.rank)})
+        return DataProto.from_dict(
+            {"z": batch["y"] + more, "before": batch["rank"], "here": torch.full((len(batch),), self.rank)}
+        )
 
     @register("dp_compute_metric")
     def total(self, batch: DataProto) -> dict[str, Metric]:

@@ -39,7 +39,9 @@ def test_what_is_missing_is_said_for_every_node() -> None:
         node("10.0.0.9", {"GPU": 2, "CPU": 64}, {"GPU": 8, "CPU": 64}),
     ]
     with pytest.raises(UserError) as error:
-        check_feasible([demand("pool 'train', node 1 of 2", 8, GPU=1), demand("pool 'train', node 2 of 2", 8, GPU=1)], nodes)
+        check_feasible(
+            [demand("pool 'train', node 1 of 2", 8, GPU=1), demand("pool 'train', node 2 of 2", 8, GPU=1)], nodes
+        )
     lines = str(error.value).splitlines()
     assert lines[0] == "the placement does not fit the cluster; 1 of 2 parts fit (placement)"
     assert "needs 8 GPU on one node" in lines[1] and "pool 'train', node" in lines[1]

@@ -134,7 +134,7 @@ class PlacementConfig(Section):
         min_length=1, description="Pools of processes by name, each as its number of processes on every node."
     )
     roles: dict[Literal["actor", "rollout", "critic", "ref", "reward"], str] = Field(
-        {}, description="Pool of each role. Omitted: the actor's; the actor's may be omitted where there is one pool."
+        default={}, description="Pool of each role. Omitted: the actor's, which one pool need not say."
     )
 
     def pool_of(self, role: str) -> str:

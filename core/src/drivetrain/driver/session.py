@@ -101,7 +101,9 @@ class Session:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         found = self.policy.call(method, *args)
         ranks = found if isinstance(found, list) else [found]
-        return {name: max(rank.get(name, 0.0) for rank in ranks) for name in {name: None for rank in ranks for name in rank}}
+        return {
+            name: max(rank.get(name, 0.0) for rank in ranks) for name in {name: None for rank in ranks for name in rank}
+        }
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""

@@ -87,7 +87,7 @@ class ActorRolloutRefWorker(ModelWorker):
         Returns:
             one row a completion, those of a prompt together, with ``prompts``, ``responses``, ``input_ids``,
             ``attention_mask``, ``response_mask``, ``rollout_log_probs`` and the non-tensor columns of the prompts;
-            where there is an actor, unless ``recompute_log_probs`` is False, also its ``old_log_probs`` and ``entropy``.
+            with an actor, also its ``old_log_probs`` and ``entropy``, unless ``recompute_log_probs`` is False.
         """
         assert self.rollout is not None and self.config.rollout is not None
         rollout, meta = self.config.rollout, prompts.meta_info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -43,7 +44,7 @@ def ray_init(
         if address is None:
             options |= {"num_cpus": num_cpus, "include_dashboard": False}
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             if address is None:
                 raise

@@ -30,7 +30,9 @@ class Rank:
 class CallFailure(Exception):
     """What went wrong with a call, on which rank; the group makes a WorkerError of it."""
 
-    def __init__(self, rank: int, how: str, *, raised: Raised | None = None, cause: BaseException | None = None) -> None:
+    def __init__(
+        self, rank: int, how: str, *, raised: Raised | None = None, cause: BaseException | None = None
+    ) -> None:
         super().__init__(how)
         self.rank, self.how, self.raised, self.cause = rank, how, raised, cause
 
@@ -86,8 +88,8 @@ def worker_error(
     end()
     try:
         log = _read_log(rank, log_lines)
-    except Exception as error:  # its node may be gone with it
-        log = [f"(cannot be read: {type(error).__name__})"]
+    except Exception as unread:  # its node may be gone with it
+        log = [f"(cannot be read: {type(unread).__name__})"]
     how = failure.how
     if how == "died":
         how = f"ended: process {rank.place.pid} died"

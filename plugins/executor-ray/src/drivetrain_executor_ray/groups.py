@@ -91,7 +91,7 @@ class _Processes:
             options |= {"num_gpus": share} if resource == "GPU" else {"resources": {resource: share}}
             options["runtime_env"] = {"env_vars": keep_visible()}
         remote = ray.remote(Process)
-        self.actors = []
+        self.actors: list[Any] = []
         for slot in pool.slots:
             groups_in = slot.reservation.groups_in
             groups_in[slot.bundle] = groups_in.get(slot.bundle, 0) + 1
@@ -100,6 +100,7 @@ class _Processes:
                                 f"{self.role} is one more", where="max_colocate_count",
                                 mend="raise it, or put the roles in one process (create_colocated_worker_cls)",
                                 )  # fmt: skip
+            assert slot.reservation.group is not None
             there = PlacementGroupSchedulingStrategy(slot.reservation.group, slot.bundle)
             actor = remote.options(scheduling_strategy=there, **options).remote(resource)
             self.actors.append(actor)
@@ -200,7 +201,9 @@ class RayWorkerGroup(WorkerGroup):
         groups = {}
         for prefix in prefix_set:
             if prefix not in self._members:
-                raise UserError(f"no workers are called {prefix!r}; there are {', '.join(self._members)}", where="spawn")
+                raise UserError(
+                    f"no workers are called {prefix!r}; there are {', '.join(self._members)}", where="spawn"
+                )
             group = object.__new__(RayWorkerGroup)
             group.__dict__.update(_members=self._members, _own=prefix, _role=prefix, _processes=self._processes)
             group._prepare()
@@ -264,8 +267,8 @@ class RayWorkerGroup(WorkerGroup):
         results: list[Any] = []
         upstream = [value.pending for value in (*args, *kwargs.values()) if is_pending(value)]
         common: dict[str, Any] = {
-            "member": self._own, "role": self._role, "method": method, "mesh": mesh, "deadline_s": settings.call_timeout_s,
-            "reference_bytes": settings.reference_bytes if waits else 0,
+            "member": self._own, "role": self._role, "method": method, "mesh": mesh,
+            "deadline_s": settings.call_timeout_s, "reference_bytes": settings.reference_bytes if waits else 0,
         }  # fmt: skip
         start = time.perf_counter()
         if upstream:
@@ -332,4 +335,3 @@ class Pending:
             MOVED.add(0, time.perf_counter() - start)
             self.done, self.refs = True, {}
         return self._result
-
