@@ -74,6 +74,10 @@ def test_a_failure_reaches_whoever_waits_for_a_result_that_depends_on_it(cluster
     with pytest.raises(WorkerError) as raised:
         second.get()
     assert (raised.value.rank, raised.value.call) == (0, "raise_on")
+    for again in (second.get, first.get, group.hello):
+        with pytest.raises(WorkerError) as told:
+            again()
+        assert told.value is raised.value
 
 
 def test_a_worker_that_cannot_be_made(cluster: None, folder: Path) -> None:

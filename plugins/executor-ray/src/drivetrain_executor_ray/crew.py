@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from drivetrain import WorkerError
 from drivetrain_executor_ray.pools import Reservation
 from drivetrain_executor_ray.process import Whereabouts
 
@@ -17,9 +18,10 @@ GONE_S = 10.0  # for Ray to end processes
 
 
 class Crew:
-    """Processes and bundles. A failure of one process ends all of a crew."""
+    """Processes and bundles. A failure of one process ends all of a crew, and is what later calls are told."""
 
     def __init__(self) -> None:
+        self.failure: WorkerError | None = None
         self._actors: list[Any] = []
         self._reservations: list[Reservation] = []
         self._places: list[Whereabouts] = []
@@ -81,4 +83,12 @@ def _runs(pid: int) -> bool:
         return False
 
 
-DEFAULT = Crew()  # of groups that were made without one
+def default() -> Crew:
+    """The crew of groups that are made without one; a new one after a failure."""
+    global _default
+    if _default.failure is not None:
+        _default = Crew()
+    return _default
+
+
+_default = Crew()

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from drivetrain import DataProto, RankLayout, UserError, Worker, WorkerGroup, dispatch_call, registration
+from drivetrain import DataProto, RankLayout, UserError, Worker, WorkerError, WorkerGroup, dispatch_call, registration
 from drivetrain_executor_ray import crew as crews
 from drivetrain_executor_ray.crew import Crew
 from drivetrain_executor_ray.devices import keep_visible
@@ -22,7 +22,6 @@ from drivetrain_executor_ray.feasibility import address_key
 from drivetrain_executor_ray.futures import FutureBatch, FutureResult, is_pending, waited
 from drivetrain_executor_ray.pools import RayResourcePool, reserve
 from drivetrain_executor_ray.process import (
-    CallFailed,
     Member,
     Place,
     Process,
@@ -76,6 +75,7 @@ class _Processes:
     def __init__(self, pool: RayResourcePool, members: dict[str, Member], name: str, settings: Settings, crew: Crew):
         self.settings, self.crew, self.role = settings, crew, name
         self.ranks: list[Rank] = []
+        self.under_way: list[Pending] = []  # calls, in order
         try:
             crew.add([], reserve([pool], settings.start_timeout_s))
             self._create(pool)
@@ -137,13 +137,14 @@ class _Processes:
 
     def wait(self, refs: Mapping[Any, int], call: str, deadline: float, limit_s: float, role: str) -> list[Any]:
         """The replies of ranks; a failure ends the whole crew."""
-        try:
-            return replies(refs, deadline, limit_s)
-        except CallFailure as failure:
-            error = self.error(failure, call, role)
-        raise error  # outside, for its cause is what the worker raised
+        if self.crew.failure is None:
+            try:
+                return replies(refs, deadline, limit_s)
+            except CallFailure as failure:
+                self.crew.failure = self.error(failure, call, role)
+        raise self.crew.failure  # here, for its cause is what the worker raised
 
-    def error(self, failure: CallFailure, call: str, role: str) -> Exception:
+    def error(self, failure: CallFailure, call: str, role: str) -> WorkerError:
         """What a failure is to the caller, after the crew has ended."""
         return worker_error(failure, call=call, role=role, ranks=self.ranks, log_lines=self.settings.log_lines,
                             end=functools.partial(self.crew.end, orderly=False))  # fmt: skip
@@ -184,7 +185,9 @@ class RayWorkerGroup(WorkerGroup):
             self._members, self._own = {"": ray_cls_with_init}, ""
         self._role = name_prefix or "_".join(filter(None, self._members)) or self._worker.__name__
         members = {name: made.member for name, made in self._members.items()}
-        self._processes = _Processes(resource_pool, members, self._role, settings or Settings(), crew or crews.DEFAULT)
+        self._processes = _Processes(
+            resource_pool, members, self._role, settings or Settings(), crew or crews.default()
+        )
         self._prepare()
 
     def _prepare(self) -> None:
@@ -263,6 +266,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def _submit(self, method: str, mesh: str, args: Any, kwargs: Any, *, waits: bool) -> Pending:
         processes, layouts = self._processes, self._layouts[mesh]
+        if processes.crew.failure is not None:
+            raise processes.crew.failure
         settings = processes.settings
         results: list[Any] = []
         upstream = [value.pending for value in (*args, *kwargs.values()) if is_pending(value)]
@@ -284,7 +289,9 @@ class RayWorkerGroup(WorkerGroup):
                 works.append(Work(args=args, kwargs=kwargs, layouts=None, **common))
         refs = {processes.actors[rank].call.remote(work, *results): rank for rank, work in zip(ranks, works)}
         MOVED.add(0, time.perf_counter() - start)
-        return Pending(self, method, mesh, refs, dispatched, [pending.deadline for pending in upstream])
+        pending = Pending(self, method, mesh, refs, dispatched, upstream)
+        processes.under_way.append(pending)
+        return pending
 
     def _handed_on(self, value: Any, results: list[Any]) -> Any:
         """An argument as every rank gets it, with the replies of calls that are under way in ``results``."""
@@ -312,26 +319,36 @@ class RayWorkerGroup(WorkerGroup):
 class Pending:
     """A call under way."""
 
-    def __init__(self, group: RayWorkerGroup, method: str, mesh: str, refs: Mapping[Any, int], dispatched: Any,
-                 after: Sequence[float]) -> None:  # fmt: skip
+    def __init__(
+        self, group: RayWorkerGroup, method: str, mesh: str, refs: Mapping[Any, int], dispatched: Any,
+        after: Sequence[Pending],
+    ) -> None:  # fmt: skip
         self.refs, self.dispatched, self.done = dict(refs), dispatched, False
-        self._group, self._method, self._mesh = group, method, mesh
+        self._group, self._method, self._mesh, self._after = group, method, mesh, after
         self._limit_s = group._processes.settings.call_timeout_s
-        self.deadline = max([time.monotonic(), *after]) + self._limit_s
+        self.deadline: float = max([time.monotonic(), *(pending.deadline for pending in after)]) + self._limit_s
+        self._replies: list[Any] | None = None
         self._result: Any = None
 
     def result(self) -> Any:
         """Wait for the result, which is remembered."""
         if not self.done:
-            group, processes = self._group, self._group._processes
-            found = processes.wait(self.refs, self._method, self.deadline, self._limit_s, group._role)
+            while self._replies is None:  # its processes answer calls in order
+                self._group._processes.under_way[0].settle()
             start = time.perf_counter()
-            group._received(found, list(self.refs.values()), self._mesh)
-            try:
-                self._result = joined(found, self.dispatched)
-            except CallFailed as failed:
-                failure = CallFailure(failed.raised.rank, failed.raised.text, raised=failed.raised)
-                raise processes.error(failure, self._method, group._role) from None
+            self._result = joined(self._replies or [], self.dispatched)
             MOVED.add(0, time.perf_counter() - start)
-            self.done, self.refs = True, {}
+            self.done, self.refs, self._replies = True, {}, None
         return self._result
+
+    def settle(self) -> None:
+        """Wait for the replies, after those of the calls that this one depends on, whose failure is the cause."""
+        if self._replies is not None or self.done:
+            return
+        for pending in self._after:
+            pending.settle()
+        group, processes = self._group, self._group._processes
+        self._replies = processes.wait(self.refs, self._method, self.deadline, self._limit_s, group._role)
+        processes.under_way.remove(self)
+        group._received(self._replies, list(self.refs.values()), self._mesh)
+        self._after = ()
