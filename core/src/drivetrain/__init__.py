@@ -34,7 +34,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "errors": (
         "CheckpointError", "ConfigError", "DrivetrainError", "ExpiredWeightsError", "NonFiniteError", "PluginError",
-        "RewardError", "RunError", "UserError", "WeightStreamError",
+        "RewardError", "RunError", "UserError", "WeightStreamError", "WorkerError",
     ),
     "builtin.configs": ("RecordConfig",),
     "builtin.dispatch": ("DPCompute", "MeshMode"),

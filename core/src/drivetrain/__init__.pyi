@@ -71,6 +71,7 @@ from drivetrain.errors import RewardError as RewardError
 from drivetrain.errors import RunError as RunError
 from drivetrain.errors import UserError as UserError
 from drivetrain.errors import WeightStreamError as WeightStreamError
+from drivetrain.errors import WorkerError as WorkerError
 from drivetrain.protocol import ColumnHandle as ColumnHandle
 from drivetrain.protocol import DataProto as DataProto
 from drivetrain.seam.hookspecs import hookimpl as hookimpl

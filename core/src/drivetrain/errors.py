@@ -77,6 +77,22 @@ class RewardError(RunError):
                          mend="mend the reward; a failing reward is never counted as zero")  # fmt: skip
 
 
+class WorkerError(RunError):
+    """A call of a worker that raised, was not answered in time, or whose process died; the workers were ended.
+
+    Attributes:
+        role, rank, node: which worker; ``call``: the method; ``log``: the last lines of its output.
+    """
+
+    def __init__(self, how: str, *, role: str, rank: int, node: str, call: str, log: Sequence[str] = (),
+                 log_file: str = "", mend: str = "", exit_code: int = 1) -> None:  # fmt: skip
+        self.role, self.rank, self.node, self.call, self.log = role, rank, node, call, tuple(log)
+        self.exit_code = exit_code
+        lines = [("its log" if number == 0 else "", line) for number, line in enumerate(log)]
+        super().__init__(f"{call} {how}", where=f"{role} rank {rank} on {node}", mend=mend,
+                         details=[*lines, *([("log file", log_file)] if log_file else [])])  # fmt: skip
+
+
 class CheckpointError(RunError):
     """A checkpoint that cannot be read or written."""
 

@@ -120,7 +120,9 @@ def test_generation_is_told_what_seeds_need_and_leaves_the_prompts_alone() -> No
     prompts = batch()
     prompts.meta_info["mine"] = 1
     role = RolloutRole(group, phases(), Progress(step=5), pad_token_id=9)
-    assert role.generate(prompts, samples=3).meta_info == {"mine": 1, "samples": 3, "step": 5, "pad_token_id": 9}
+    assert role.generate(prompts, samples=3).meta_info == {
+        "mine": 1, "samples": 3, "step": 5, "pad_token_id": 9, "recompute_log_probs": False,
+    }  # fmt: skip
     assert role.generate(prompts, temperature=0.0).meta_info["temperature"] == 0.0
     assert prompts.meta_info == {"mine": 1}
 

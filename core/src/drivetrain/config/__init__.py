@@ -18,6 +18,7 @@ from drivetrain.config.models import (
     EvaluationConfig,
     HealthConfig,
     ModelConfig,
+    PlacementConfig,
     ReferenceConfig,
     RewardModelConfig,
     RunConfig,
@@ -27,7 +28,7 @@ from drivetrain.config.models import (
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "HealthConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "ReferenceConfig", "RewardConfig",
-    "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "check_options",
-    "chosen_options",
+    "HealthConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "Problem", "ReferenceConfig",
+    "RewardConfig", "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig",
+    "check_options", "chosen_options",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _rewards(run, registry)
     yield from _sizes(run)
     yield from _capabilities(run, sections, registry)
+    yield from _placement(run, registry.select("executors", run.executor.name).spec)
     for key, _, section in sections:
         for problem in section.check(run, registry):
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
@@ -95,6 +96,21 @@ def _sizes(run: RunConfig) -> Iterator[Problem]:
         yield Problem(key="actor.mini_batch_prompts", mend=f"choose one of {sizes}",
                       what=f"{mini} prompts a mini-batch do not divide data.batch_prompts {batch} "
                            f"({batch} = {batch // mini} x {mini} + {batch % mini})")  # fmt: skip
+
+
+def _placement(run: RunConfig, executor: PluginSpec) -> Iterator[Problem]:
+    placement = run.placement
+    if placement is None:
+        return
+    if "executor.placement" not in executor.provides:
+        yield Problem(key="placement", what=f"executor {executor.name!r} reads no placement",
+                      mend="remove the section, or choose an executor that runs on pools, such as ray")  # fmt: skip
+    for role in placement.roles:
+        if role != "actor" and getattr(run, "reward_model" if role == "reward" else role) is None:
+            yield Problem(key=f"placement.roles.{role}", what=f"this run has no role {role}", mend="remove it")
+    if placement.pool_of("rollout") != placement.pool_of("actor"):
+        yield Problem(key="placement.roles.rollout", what="the rollout gets the actor's weights within one process, so "
+                      "it cannot be in another pool", mend="give rollout and actor one pool")  # fmt: skip
 
 
 def _capabilities(

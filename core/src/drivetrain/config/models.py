@@ -190,6 +190,35 @@ class TrainerConfig(Section):
     eval: EvaluationConfig = EvaluationConfig()
 
 
+class PlacementConfig(Section):
+    """Which role runs where. Roles of one pool share its devices."""
+
+    pools: dict[str, tuple[Annotated[int, Field(gt=0)], ...]] = Field(
+        min_length=1, description="Pools of processes by name, each as its number of processes on every node."
+    )
+    roles: dict[Literal["actor", "rollout", "critic", "ref", "reward"], str] = Field(
+        default={}, description="Pool of each role. Omitted: the actor's, which one pool need not say."
+    )
+
+    def pool_of(self, role: str) -> str:
+        """Name of a role's pool."""
+        own = {**self.roles}.get(role) or self.roles.get("actor")  # type: ignore[call-overload]
+        return str(own or next(iter(self.pools)))
+
+    @model_validator(mode="after")
+    def _pools_are_there(self) -> PlacementConfig:
+        if empty := [name for name, nodes in self.pools.items() if not nodes]:
+            raise ValueError(f"pool {empty[0]!r} has no processes")
+        if len(self.pools) > 1 and "actor" not in self.roles:
+            raise ValueError("with several pools, roles has to say which one is the actor's")
+        for role, pool in self.roles.items():
+            if pool not in self.pools:
+                raise ValueError(f"role {role} is in pool {pool!r}; there are {', '.join(self.pools)}")
+        if unused := set(self.pools) - {*self.roles.values(), self.pool_of("actor")}:
+            raise ValueError(f"no role is in pool {min(unused)!r}")
+        return self
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -204,6 +233,7 @@ class RunConfig(Section):
     rewards: tuple[Annotated[SerializeAsAny[RewardConfig], Offered("rewards")], ...] = ()
     reward_model: RewardModelConfig | None = None
     executor: Annotated[SerializeAsAny[PluginConfig], Offered("executors")]
+    placement: PlacementConfig | None = None
     hardware: Annotated[SerializeAsAny[PluginConfig], Offered("hardware")]
     trackers: tuple[Annotated[SerializeAsAny[PluginConfig], Offered("trackers")], ...]
     trainer: TrainerConfig

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from drivetrain.errors import UserError
 
 if TYPE_CHECKING:
     from drivetrain.config import AlgorithmConfig
@@ -49,6 +51,15 @@ class Algorithm(ABC):
     @abstractmethod
     def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
         """Update the models from the batch and return metrics, named without a prefix."""
+
+    def loss_terms(self, role: str) -> Sequence[LossTerm]:
+        """The objective of ``actor`` or ``critic``, for workers that are told to update without being given terms.
+
+        Raises:
+            drivetrain.UserError: the algorithm does not say; give the terms with the call.
+        """
+        raise UserError(f"algorithm {self.config.name!r} names no loss terms for {role}",
+                        mend=f"give terms to update_{role}, or define {type(self).__name__}.loss_terms")  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """All that must survive a restart, as plain JSON values; by default nothing."""

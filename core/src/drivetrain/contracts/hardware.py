@@ -111,13 +111,14 @@ class Hardware(ABC):
         """
         self.local_index = local_index
 
-    def local_index_of(self, assigned: str) -> int:
+    @classmethod
+    def local_index_of(cls, assigned: str) -> int:
         """Local index of the device that a scheduler calls ``assigned``: its place in the visible-devices variable.
 
         Raises:
             UserError: the variable does not list it.
         """
-        variable = self.visible_devices_variable or ""
+        variable = cls.visible_devices_variable or ""
         visible = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
         if (assigned not in visible) if visible else (not assigned.isdigit()):
             raise UserError(

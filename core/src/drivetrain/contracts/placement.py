@@ -35,6 +35,10 @@ class WorkerGroup(ABC):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a registered method on the ranks, with arguments split and results collected by its dispatch mode."""
 
+    def take_metrics(self) -> Mapping[str, float]:
+        """Metrics of the calls since the last time, such as what they moved; by default there are none."""
+        return {}
+
 
 class Executor(ABC):
     """Starts workers somewhere, and ends them."""

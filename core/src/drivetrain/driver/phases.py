@@ -14,11 +14,15 @@ class Phases:
     Args:
         announce: called with the name of each phase that starts.
         switch: called with ``generation`` or ``training`` when the next call needs the other one.
+        others: asked for the metrics of a step that are not of a phase.
     """
 
-    def __init__(self, announce: Callable[[str], None], switch: Callable[[str], Mapping[str, float]]) -> None:
+    def __init__(
+        self, announce: Callable[[str], None], switch: Callable[[str], Mapping[str, float]],
+        others: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:  # fmt: skip
         self._announce = announce
-        self._switch = switch
+        self._switch, self._others = switch, others
         self._side = "training"
         self._seconds: dict[str, float] = defaultdict(float)
         self._metrics: dict[str, float] = {}
@@ -47,8 +51,9 @@ class Phases:
             self._seconds[name] += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Metrics since the last call: ``time/<phase>_s`` and those of the switches."""
+        """Metrics since the last call: ``time/<phase>_s``, those of the switches and the others."""
         out = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._metrics
+        out.update(self._others())
         self._seconds.clear()
         self._metrics = {}
         return out

@@ -43,7 +43,8 @@ class RolloutRole:
         Returns:
             (prompts x samples) rows with ``responses``, ``response_mask``, ``rollout_log_probs`` and the rest.
         """
-        wanted = {"samples": samples, "step": self._progress.step, "pad_token_id": self._pad_token_id}
+        wanted = {"samples": samples, "step": self._progress.step, "pad_token_id": self._pad_token_id,
+                  "recompute_log_probs": False}  # fmt: skip
         if temperature is not None:
             wanted["temperature"] = temperature  # type: ignore[assignment]
         request = prompts.with_columns()

@@ -42,14 +42,10 @@ class Session:
         self.eval_prompts = self._prompts(run.data.eval, "data.eval") if run.data.eval is not None else None
         rewards = [self._reward(section) for section in run.rewards]
         self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
-        self.phases = Phases(announce, self._switch)
+        self.phases = Phases(announce, self._switch, self._take_metrics)
         try:
-            self.policy, self.critic, judge = self._start(training, scoring)
-            for group in (self.critic, judge):  # before the rollout, which takes the memory that is left
-                if group is not None:
-                    group.call("init_model")
-            self.placement = f"placement: {' + '.join(self._role_names)} on {self.policy.call('init_model')}"
-            if judge is not None and (section := run.reward_model) is not None:
+            self.placement = self._start(training, scoring)
+            if (judge := self.groups.get("reward")) is not None and (section := run.reward_model) is not None:
                 rewards.append(PanelReward(label=section.label, reward=ModelReward(judge), weight=section.weight,
                                            timeout_s=section.timeout_s))  # fmt: skip
             self.rewards = RewardPanel(rewards, self.tokenizer)
@@ -67,37 +63,58 @@ class Session:
         return PanelReward(label=section.label or section.name, reward=resolve("rewards", section.name)(section),
                            weight=section.weight, timeout_s=section.timeout_s)  # fmt: skip
 
-    def _start(self, training: bool, scoring: bool) -> tuple[WorkerGroup, WorkerGroup | None, WorkerGroup | None]:
-        roles = ["actor"]
-        if self.run.rollout is not None:
+    def _start(self, training: bool, scoring: bool) -> str:
+        """Start all groups and load their models; returns a line that draws who is where."""
+        run, roles, plans = self.run, ["actor"], list[GroupPlan]()
+        if run.rollout is not None:
             roles.append("rollout")
-        if training and self.run.ref is not None:
-            roles.append("ref")
-        plans = [GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles))]
-        if training and self.run.critic is not None:
+        if training and run.critic is not None:
             plans.append(GroupPlan(name="critic", worker=CRITIC_WORKER, roles=("critic",)))
-        if scoring and self.run.reward_model is not None:
+        if scoring and run.reward_model is not None:
             plans.append(GroupPlan(name="reward", worker=REWARD_WORKER, roles=("reward",)))
-        groups = self.executor.start(plans, self.run)
-        self._role_names = tuple(role for plan in plans for role in plan.roles)
-        return groups[plans[0].name], groups.get("critic"), groups.get("reward")
+        if training and run.ref is not None:
+            if run.placement is None or run.placement.pool_of("ref") == run.placement.pool_of("actor"):
+                roles.append("ref")
+            else:
+                plans.append(GroupPlan(name="ref", worker=POLICY_WORKER, roles=("ref",)))
+        policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles))
+        self.groups = self.executor.start([policy, *plans], run)
+        self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
+        self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
+        return f"placement: {'; '.join([self._init_model(plan) for plan in [*plans, policy]])}"
+
+    def _init_model(self, plan: GroupPlan) -> str:
+        group = self.groups[plan.name]
+        device = group.call("init_model")  # of the policy comes last: its rollout takes the memory that is left
+        devices = [device] if isinstance(device, str) else device
+        kinds = " and ".join(f"{devices.count(kind)} x {kind}" for kind in dict.fromkeys(devices))
+        return f"{' + '.join(plan.roles)} on {kinds if group.world_size > 1 else device}"
+
+    def _take_metrics(self) -> dict[str, float]:
+        """What the groups measured, summed by name."""
+        taken = [group.take_metrics() for group in self.groups.values()]
+        return {name: sum(one.get(name, 0.0) for one in taken) for name in {name for one in taken for name in one}}
 
     def _roles(self) -> Roles:
         pad = pad_token_id(self.tokenizer)
-        has, learning = self._role_names, (self.phases, self.progress, self.run)
+        learning = (self.phases, self.progress, self.run)
+        rollout = self.run.rollout is not None
         return Roles(
             actor=ActorRole(self.policy, *learning),
             text=ResponseEncoder(self.tokenizer),
-            rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if "rollout" in has else None,
-            ref=ReferenceRole(self.policy, self.phases) if "ref" in has else None,
+            rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if rollout else None,
+            ref=ReferenceRole(self.reference, self.phases) if self.reference is not None else None,
             critic=CriticRole(self.critic, *learning) if self.critic is not None else None,
             rewards=RewardsRole(self.rewards, self.phases) if len(self.rewards) else None,
         )
 
     def _switch(self, side: str) -> Mapping[str, float]:
-        if side == "generation":
-            return self.policy.call("enter_generation", self.progress.updates)  # type: ignore[no-any-return]
-        return self.policy.call("enter_training")  # type: ignore[no-any-return]
+        method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
+        found = self.policy.call(method, *args)
+        ranks = found if isinstance(found, list) else [found]
+        return {
+            name: max(rank.get(name, 0.0) for rank in ranks) for name in {name: None for rank in ranks for name in rank}
+        }
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from drivetrain.contracts.backend import TrainingBackend
 from drivetrain.contracts.placement import HybridEngine
 from drivetrain.contracts.rollout import RolloutContext, RolloutEngine
+from drivetrain.driver.text import load_tokenizer, pad_token_id
 from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import get_registry, resolve
 from drivetrain.workers.generation import completions_to_batch, requests_of
@@ -29,6 +31,8 @@ class ActorRolloutRefWorker(ModelWorker):
     ref: TrainingBackend | None = None
     rollout: RolloutEngine | None = None
     hybrid: HybridEngine | None = None
+    _generating = False  # with the actor's current weights
+    _updates = 0
 
     @register()
     def init_model(self) -> str:
@@ -57,12 +61,17 @@ class ActorRolloutRefWorker(ModelWorker):
 
     @register()
     def enter_generation(self, version: int) -> Mapping[str, float]:
-        """Get ready to generate with the weights of that version."""
+        """Get ready to generate with the weights of that version; generation does so by itself if this was not called.
+
+        Without a hybrid engine there is nothing to do.
+        """
+        self._generating = True
         return self.hybrid.enter_generation(version) if self.hybrid else {}
 
     @register()
     def enter_training(self) -> Mapping[str, float]:
-        """Get ready to train."""
+        """Get ready to train; the other methods do so by themselves if this was not called."""
+        self._generating = False
         return self.hybrid.enter_training() if self.hybrid else {}
 
     @register("dp_compute_proto", mesh="rollout")
@@ -71,22 +80,30 @@ class ActorRolloutRefWorker(ModelWorker):
 
         Args:
             prompts: ``input_ids`` and ``attention_mask`` (prompts, prompt), left padded; ``uid`` if seeds are to be
-                independent of the order; ``meta_info`` may hold ``samples`` (completions of each prompt), ``step``
-                and ``temperature``.
+                independent of the order; ``meta_info`` may hold ``samples`` (completions of each prompt), ``step``,
+                ``temperature``, ``pad_token_id`` (the tokenizer's, if omitted) and ``recompute_log_probs``.
 
         Returns:
             one row a completion, those of a prompt together, with ``prompts``, ``responses``, ``input_ids``,
-            ``attention_mask``, ``response_mask``, ``rollout_log_probs`` and the non-tensor columns of the prompts.
+            ``attention_mask``, ``response_mask``, ``rollout_log_probs`` and the non-tensor columns of the prompts;
+            with an actor, also its ``old_log_probs`` and ``entropy``, unless ``recompute_log_probs`` is False.
         """
         assert self.rollout is not None and self.config.rollout is not None
-        rollout, pad = self.config.rollout, int(prompts.meta_info["pad_token_id"])
-        completions = self.rollout.generate_batch(requests_of(prompts, rollout, seed=self.config.trainer.seed))
-        return completions_to_batch(prompts, completions, rollout, pad_token_id=pad)
+        rollout, meta = self.config.rollout, prompts.meta_info
+        pad = int(meta["pad_token_id"]) if "pad_token_id" in meta else self._pad_token_id
+        if not self._generating:
+            self.enter_generation(self._updates)
+        requests = requests_of(prompts, rollout, seed=self.config.trainer.seed, part=self.layout("rollout").dp)
+        batch = completions_to_batch(prompts, self.rollout.generate_batch(requests), rollout, pad_token_id=pad)
+        if self.actor is not None and meta.get("recompute_log_probs", True):
+            batch = batch.union(self.compute_log_prob(batch))
+        return batch
 
     @register("dp_compute_proto")
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """The actor's ``old_log_probs`` and ``entropy``, each (rows, response)."""
         assert self.actor is not None
+        self._train()
         out = self.actor.forward(batch, ("log_probs", "entropy"), temperature=self._temperature)
         return self.finite(old_log_probs=out["log_probs"], entropy=out["entropy"])
 
@@ -94,16 +111,28 @@ class ActorRolloutRefWorker(ModelWorker):
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """The reference's ``ref_log_probs`` (rows, response)."""
         assert self.ref is not None
+        self._train()
         out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
         return self.finite(ref_log_probs=out["log_probs"])
 
     @register("dp_compute_metric")
     def update_actor(
-        self, batch: DataProto, terms: Sequence[LossTerm], counts: Counts, lr_factor: float
-    ) -> dict[str, Metric]:
-        """One optimizer step of the actor on one mini-batch."""
-        assert self.actor is not None
-        return self.actor.update(batch, terms, counts, temperature=self._temperature, lr_factor=lr_factor)
+        self, batch: DataProto, terms: Sequence[LossTerm] | None = None, counts: Counts | None = None,
+        lr_factor: float = 1.0,
+    ) -> dict[str, Metric]:  # fmt: skip
+        """One optimizer step of the actor on one mini-batch; by default on the algorithm's terms."""
+        self._train()
+        metrics = self.update(batch, terms, counts, temperature=self._temperature, lr_factor=lr_factor)
+        self._updates += 1
+        return metrics
+
+    def _train(self) -> None:
+        if self._generating:
+            self.enter_training()
+
+    @cached_property
+    def _pad_token_id(self) -> int:
+        return pad_token_id(load_tokenizer(self.config.model))
 
     @property
     def _temperature(self) -> float:

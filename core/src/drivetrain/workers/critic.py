@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.protocol import DataProto
 from drivetrain.workers.model_worker import ModelWorker
 from drivetrain.workers.registration import register
 
 if TYPE_CHECKING:
+    from drivetrain.config import RunConfig
     from drivetrain.contracts.algorithm import LossTerm
     from drivetrain.metrics import Metric
     from drivetrain.numerics import Counts
@@ -19,6 +20,9 @@ class CriticWorker(ModelWorker):
     """Plays ``critic``: estimates values, and learns to estimate them."""
 
     learns = "critic"
+
+    def __init__(self, config: RunConfig, role: str = "critic", **place: Any) -> None:
+        super().__init__(config, role, **place)
 
     @register()
     def init_model(self) -> str:
@@ -36,7 +40,8 @@ class CriticWorker(ModelWorker):
 
     @register("dp_compute_metric")
     def update_critic(
-        self, batch: DataProto, terms: Sequence[LossTerm], counts: Counts, lr_factor: float
-    ) -> dict[str, Metric]:
-        """One optimizer step of the critic on one mini-batch."""
-        return self.backends["critic"].update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)
+        self, batch: DataProto, terms: Sequence[LossTerm] | None = None, counts: Counts | None = None,
+        lr_factor: float = 1.0,
+    ) -> dict[str, Metric]:  # fmt: skip
+        """One optimizer step of the critic on one mini-batch; by default on the algorithm's terms."""
+        return self.update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)

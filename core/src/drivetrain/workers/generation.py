@@ -14,11 +14,15 @@ from drivetrain.protocol import DataProto
 from drivetrain.seeds import derive_seed
 
 
-def requests_of(prompts: DataProto, config: RolloutConfig, *, seed: int) -> list[GenerationRequest]:
-    """One request a prompt; ``prompts`` is as ``generate_sequences`` takes it."""
+def requests_of(prompts: DataProto, config: RolloutConfig, *, seed: int, part: int = 0) -> list[GenerationRequest]:
+    """One request a prompt; ``prompts`` is as ``generate_sequences`` takes it, and the part of that number of a batch.
+
+    Without ``uid`` the seeds follow from the part and the row, so that no two rows of the batch share one.
+    """
     meta = prompts.meta_info
     samples, step = int(meta.get("samples", 1)), int(meta.get("step", 0))
-    uids = prompts.non_tensor_batch.get("uid", np.arange(len(prompts)))
+    rows = [f"{part}/{row}" if part else str(row) for row in range(len(prompts))]
+    uids = prompts.non_tensor_batch.get("uid", rows)
     sampling = SamplingParams(
         temperature=float(meta.get("temperature", config.temperature)), top_k=config.top_k, top_p=config.top_p,
         min_p=config.min_p, max_tokens=config.max_response_tokens, min_tokens=config.min_response_tokens,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.contracts.backend import BackendContext, TrainingBackend
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.errors import NonFiniteError
+from drivetrain.numerics import Counts, group_index
 from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import resolve
 from drivetrain.workers.registration import register
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
+    from drivetrain.contracts.algorithm import Algorithm, LossTerm
+    from drivetrain.metrics import Metric
 
 
 class ModelWorker(Worker):
@@ -64,12 +68,43 @@ class ModelWorker(Worker):
     @property
     def device_name(self) -> str:
         """Kind and name of the device."""
-        return f"{self.hardware.device_type} ({self.hardware.device_name(self.local_rank)})"
+        return f"{self.hardware.device_type} ({self.hardware.device_name()})"
 
     def layout(self, mesh: str) -> RankLayout:
         if mesh == "train" and self.backends:
             return next(iter(self.backends.values())).layout
-        return RankLayout(dp=self.rank, dp_size=self.world_size)
+        return super().layout(mesh)
+
+    def update(
+        self, batch: DataProto, terms: Sequence[LossTerm] | None, counts: Counts | None, *, temperature: float,
+        lr_factor: float,
+    ) -> dict[str, Metric]:  # fmt: skip
+        """One optimizer step of the model that learns; terms default to the algorithm's, counts to the batch's."""
+        if terms is None:
+            algorithm: Algorithm = resolve("algorithms", self.config.algorithm.name)(self.config.algorithm)
+            terms = [term for term in algorithm.loss_terms(self.learns) if term.weight != 0]
+        counts = self.count(batch) if counts is None else counts
+        backend = self.backends[self.learns]
+        return backend.update(batch, terms, counts, temperature=temperature, lr_factor=lr_factor)
+
+    def count(self, batch: DataProto) -> Counts:
+        """The counts of a mini-batch of which this rank holds a part: a collective call."""
+        mask, index = batch["response_mask"], self.layout("train")
+        own = Counts.of(mask, group_index(batch["uid"]) if "uid" in batch else None)
+        if index.dp_size == 1:
+            return own
+        import torch.distributed as dist
+
+        rows = (mask != 0).any(dim=-1).tolist()
+        uids = batch["uid"].tolist() if "uid" in batch else [(index.dp, row) for row in range(len(rows))]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, (index.dp, own, {uid for uid, chosen in zip(uids, rows) if chosen}))
+        parts = {dp: (counts, groups) for dp, counts, groups in found}  # ranks of one index hold the same rows
+        return Counts(
+            tokens=sum(counts.tokens for counts, _ in parts.values()),
+            sequences=sum(counts.sequences for counts, _ in parts.values()),
+            groups=len(set().union(*(groups for _, groups in parts.values()))),
+        )
 
     @register()
     def save_checkpoint(self, folder: Path) -> None:
@@ -90,3 +125,4 @@ class ModelWorker(Worker):
     def close(self) -> None:
         for backend in self.backends.values():
             backend.close()
+        super().close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from drivetrain.config import RunConfig
 from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
@@ -15,22 +17,41 @@ class Worker:
     Args:
         config: of the run.
         role: the roles it plays, joined by ``_``, such as ``actor_rollout_ref``.
-        rank, world_size: position among the workers of its group.
-        local_rank: position among those of its node.
+        rank, world_size: position among the workers of its group. Over one, the launcher has set ``MASTER_ADDR``,
+            ``MASTER_PORT``, ``RANK`` and ``WORLD_SIZE``, and workers of one process share its process group.
+        local_rank: index of its device among those of its node.
+        timeout_s: longest wait in a collective call.
     """
 
     def __init__(
-        self, config: RunConfig, role: str, *, rank: int = 0, world_size: int = 1, local_rank: int = 0
-    ) -> None:
+        self, config: RunConfig, role: str, *, rank: int = 0, world_size: int = 1, local_rank: int = 0,
+        timeout_s: float = 1800.0,
+    ) -> None:  # fmt: skip
         self.config = config
         self.roles = tuple(role.split("_"))
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
+        self.hardware.select(local_rank)
+        self._owns_process_group = world_size > 1 and self._join(timeout_s)
         self.hardware.seed(derive_seed(config.trainer.seed, "worker", role, rank))
 
+    def _join(self, timeout_s: float) -> bool:
+        """Initialise the process group; whether this worker is the one in its process that did."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            return False
+        dist.init_process_group(self.hardware.communication_backend, timeout=timedelta(seconds=timeout_s))
+        return True
+
     def layout(self, mesh: str) -> RankLayout:
-        """Where this rank stands in a mesh."""
-        raise NotImplementedError
+        """Where this rank stands in a mesh; here, one of ``world_size`` data-parallel ranks."""
+        return RankLayout(dp=self.rank, dp_size=self.world_size)
 
     def close(self) -> None:
-        """Let go of devices and files."""
+        """Let go of devices, files and the process group."""
+        if self._owns_process_group:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._owns_process_group = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain import Algorithm, LossTerm, compute_advantage
@@ -45,10 +46,10 @@ class GRPO(Algorithm):
         metrics = [self._batch_metrics(batch)]
         for epoch in range(self.config.epochs):
             for mini_batch in roles.actor.mini_batches(batch, epoch):
-                metrics.append(roles.actor.update(mini_batch, *self._terms()))
+                metrics.append(roles.actor.update(mini_batch, *self.loss_terms("actor")))
         return merge_metrics(metrics)
 
-    def _terms(self) -> tuple[LossTerm, ...]:
+    def loss_terms(self, role: str) -> Sequence[LossTerm]:
         c = self.config
         shared = {"aggregation": c.aggregation, "scale": c.scale}
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import Algorithm, LossTerm, compute_advantage
@@ -55,9 +55,9 @@ class PPO(Algorithm):
         self.steps += 1
         for epoch in range(c.epochs):
             for mini_batch in roles.actor.mini_batches(batch, epoch):
-                metrics.append(roles.critic.update(mini_batch, *self._critic_terms()))
+                metrics.append(roles.critic.update(mini_batch, *self.loss_terms("critic")))
                 if self.steps > c.critic_warmup_steps:
-                    metrics.append(roles.actor.update(mini_batch, *self._actor_terms()))
+                    metrics.append(roles.actor.update(mini_batch, *self.loss_terms("actor")))
         if c.kl_coef > 0:
             self.kl_ctrl.update(float(self._kl(batch).sum()) / len(batch), len(batch))
         return merge_metrics(metrics)
@@ -70,17 +70,15 @@ class PPO(Algorithm):
             self.kl_ctrl.value = state["kl_coef"]
         self.steps = state["steps"]
 
-    def _actor_terms(self) -> tuple[LossTerm, ...]:
+    def loss_terms(self, role: str) -> Sequence[LossTerm]:
         c = self.config
+        if role == "critic":
+            args = {"clip_range": c.clip_value, "aggregation": c.aggregation, "scale": c.scale}
+            return (LossTerm("value_clip", args=args),)
         return (
             LossTerm(c.policy_loss, args=c.policy_loss_options()),
             LossTerm("entropy", weight=c.entropy_coef, args={"aggregation": c.aggregation, "scale": c.scale}),
         )
-
-    def _critic_terms(self) -> tuple[LossTerm, ...]:
-        c = self.config
-        args = {"clip_range": c.clip_value, "aggregation": c.aggregation, "scale": c.scale}
-        return (LossTerm("value_clip", args=args),)
 
     def _kl(self, batch: DataProto) -> Tensor:
         """Per-token KL divergence from the reference policy, zero beyond the mask (rows, response)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain import Algorithm, LossTerm
@@ -21,11 +22,13 @@ class SFT(Algorithm):
         return roles.text.respond(prompts)
 
     def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
-        term = LossTerm("nll", args={"aggregation": self.config.aggregation})
         return merge_metrics(
             [
-                roles.actor.update(mini_batch, term)
+                roles.actor.update(mini_batch, *self.loss_terms("actor"))
                 for epoch in range(self.config.epochs)
                 for mini_batch in roles.actor.mini_batches(batch, epoch)
             ]
         )
+
+    def loss_terms(self, role: str) -> Sequence[LossTerm]:
+        return (LossTerm("nll", args={"aggregation": self.config.aggregation}),)

@@ -1,0 +1,113 @@
+"""Waiting for the ranks of a call, and the one error that comes of a failure."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from drivetrain import WorkerError
+from drivetrain_executor_ray.process import Raised, Reply, Whereabouts, last_lines
+
+GRACE_S = 2.0  # after the first sign of a failure, for the sign of its cause: a death breaks the calls of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A process as messages name it."""
+
+    rank: int
+    place: Whereabouts
+    log_file: Path
+
+
+class CallFailure(Exception):
+    """What went wrong with a call, on which rank; the group makes a WorkerError of it."""
+
+    def __init__(
+        self, rank: int, how: str, *, raised: Raised | None = None, cause: BaseException | None = None
+    ) -> None:
+        super().__init__(how)
+        self.rank, self.how, self.raised, self.cause = rank, how, raised, cause
+
+
+def replies(refs: Mapping[Any, int], deadline: float, limit_s: float) -> list[Reply]:
+    """Wait for the replies of all ranks; they come in the order of ``refs``.
+
+    Args:
+        refs: what each rank was asked, and the rank.
+        deadline: when to give up, on the clock ``time.monotonic``.
+        limit_s: seconds that this allowed.
+
+    Raises:
+        CallFailure: a rank died, raised or did not answer in time.
+    """
+    got: dict[Any, Reply] = {}
+    failures: list[CallFailure] = []
+    waiting = list(refs)
+    until = deadline
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+        if not done:
+            break
+        for ref in done:
+            try:
+                got[ref] = ray.get(ref)
+            except ray.exceptions.RayActorError as error:
+                failures.append(CallFailure(refs[ref], "died", cause=error))
+                until = 0.0  # nothing says more than a death
+            except ray.exceptions.RayError as error:
+                failures.append(CallFailure(refs[ref], f"failed: {error}", cause=error))
+            else:
+                if raised := got[ref].raised:
+                    failures.append(CallFailure(raised.rank, f"raised {raised.kind}: {raised.text}", raised=raised))
+        if failures:
+            until = min(until, time.monotonic() + GRACE_S)
+    if failures:
+        raise next((failure for failure in failures if failure.how == "died"), failures[0])
+    if waiting:
+        ranks = sorted({refs[ref] for ref in waiting})
+        others = f"; no answer from ranks {', '.join(map(str, ranks))} either" if len(ranks) > 1 else ""
+        raise CallFailure(ranks[0], f"took longer than {limit_s:g} s" + others)
+    return [got[ref] for ref in refs]
+
+
+def worker_error(
+    failure: CallFailure, *, call: str, role: str, ranks: Sequence[Rank], log_lines: int,
+    end: Callable[[], None],
+) -> WorkerError:  # fmt: skip
+    """End the workers and say what happened to which one, with the last lines of its log."""
+    raised, rank = failure.raised, ranks[failure.rank]
+    late = failure.how.startswith("took longer")
+    end()
+    try:
+        log = _read_log(rank, log_lines)
+    except Exception as unread:  # its node may be gone with it
+        log = [f"(cannot be read: {type(unread).__name__})"]
+    how = failure.how
+    if how == "died":
+        how = f"ended: process {rank.place.pid} died"
+    error = WorkerError(
+        how, role=raised.role if raised else role, rank=rank.rank, node=rank.place.address,
+        call=raised.call if raised else call, log=log, log_file=str(rank.log_file),
+        mend="raise executor.call_timeout_s if the call needs longer" if late else "",
+        exit_code=raised.exit_code if raised else 1,
+    )  # fmt: skip
+    error.__cause__ = pickle.loads(raised.error) if raised and raised.error else failure.cause
+    return error
+
+
+def _read_log(rank: Rank, count: int) -> list[str]:
+    """Read the end of a log where it lies."""
+    if rank.place.node_id == ray.get_runtime_context().get_node_id():
+        return last_lines(rank.log_file, count)
+    there = NodeAffinitySchedulingStrategy(rank.place.node_id, soft=False)
+    read = ray.remote(num_cpus=0)(last_lines).options(scheduling_strategy=there, max_retries=0)
+    lines: list[str] = ray.get(read.remote(rank.log_file, count), timeout=5)
+    return lines
