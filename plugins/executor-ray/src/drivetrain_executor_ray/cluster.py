@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain import UserError
+
+CONNECT_S = 10.0
 
 
 def ray_init(
@@ -38,6 +41,8 @@ def ray_init(
 
         if ray.is_initialized():
             return lambda: None
+        if address is not None:
+            _check_answers(address)
         options: dict[str, Any] = {"address": address or "local", "namespace": namespace}
         if runtime_env:
             options["runtime_env"] = dict(runtime_env)
@@ -48,11 +53,27 @@ def ray_init(
         except (ConnectionError, ValueError, RuntimeError) as error:
             if address is None:
                 raise
-            raise UserError(f"no Ray cluster answers at {address!r}: {error}", where="executor.address",
-                            mend="start one (ray start --head), or leave address out to start Ray for this run",
-                            ) from error  # fmt: skip
+            raise _no_cluster(address, error) from error
         return ray.shutdown
     finally:
         if main:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _check_answers(address: str) -> None:
+    """Try the address, for Ray itself would try for minutes."""
+    if address.startswith("ray://"):
+        raise UserError("drivetrain does not run through a Ray client", where="executor.address",
+                        mend="start it on a node of the cluster, with address auto")  # fmt: skip
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> UserError:
+    return UserError(f"no Ray cluster answers at {address!r}: {error}", where="executor.address",
+                     mend="start one (ray start --head), or leave address out to start Ray for this run")  # fmt: skip
