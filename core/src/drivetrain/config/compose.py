@@ -104,7 +104,7 @@ def _placement(run: RunConfig, executor: PluginSpec) -> Iterator[Problem]:
         return
     if "executor.placement" not in executor.provides:
         yield Problem(key="placement", what=f"executor {executor.name!r} reads no placement",
-                      mend="remove the section, or choose an executor that runs on pools, such as ray")  # fmt: skip
+                      mend="remove the section, or choose an executor that runs on pools")  # fmt: skip
     for role in placement.roles:
         if role != "actor" and getattr(run, "reward_model" if role == "reward" else role) is None:
             yield Problem(key=f"placement.roles.{role}", what=f"this run has no role {role}", mend="remove it")
