@@ -1,9 +1,12 @@
-"""Seconds of a GRPO step on one GPU, by phase: Qwen2.5-0.5B's shape with random weights.
+"""Seconds of a GRPO step on one GPU or several, by phase: Qwen2.5-0.5B's shape with random weights.
 
 32 prompts of 100 tokens x 8 completions of exactly 512 tokens, one update a step, no KL, log-probs of the rollout
 as old log-probs. Two settings: bf16 weights without recomputation, and fp32 weights computed in bf16 with it.
 
-    python benchmarks/grpo_gpu.py --folder /tmp/grpo-gpu [--hardware cuda] [--steps 5]
+    python benchmarks/grpo_gpu.py --folder /tmp/grpo-gpu [--hardware cuda] [--steps 5] [--processes 2]
+
+With several processes (executor ray, one device each) every one has all weights for its rollout, sent from the shards
+after each update.
 """
 
 from __future__ import annotations
@@ -77,26 +80,30 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--hardware", default="cuda")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--response-tokens", type=int, default=512)
     parser.add_argument("--small", action="store_true", help="a tiny shape, to try the script")
     parser.add_argument("--overrides", nargs="*", default=[])
     arguments = parser.parse_args()
     path = prepare(arguments.folder, arguments.small, prompt_tokens=100)
+    where = ["hybrid_engine.name=colocated"]
+    if arguments.processes > 1:
+        where += ["executor.name=ray", f"executor.processes={arguments.processes}"]
     for number, (title, overrides) in enumerate(SETTINGS.items()):
         run_dir = arguments.folder / f"run-{number}"
         code = run(["train", str(path), "--overwrite", f"hardware.name={arguments.hardware}",
                     f"trainer.steps={arguments.steps}", f"trainer.run_dir={run_dir}",
                     f"rollout.max_response_tokens={arguments.response_tokens}",
                     f"rollout.min_response_tokens={arguments.response_tokens}",
-                    *overrides, *arguments.overrides])  # fmt: skip
+                    *where, *overrides, *arguments.overrides])  # fmt: skip
         if code:
             print(f"{title}: failed with exit code {code}")
             continue
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
         first, *rows = [row for row in map(json.loads, lines) if "time/step_s" in row]
         print(f"\n{title}: median seconds of a step after the first, which took {first['time/step_s']:.2f}")
-        for name in sorted({key for row in rows for key in row if key.startswith("time/")}):
-            print(f"  {name:<20} {statistics.median(row.get(name, 0.0) for row in rows):8.3f}")
+        for name in sorted({key for row in rows for key in row if key.startswith(("time/", "sync/", "transfer/"))}):
+            print(f"  {name:<20} {statistics.median(row.get(name, 0.0) for row in rows):16,.3f}")
         rate = statistics.median(row["throughput/tokens_per_s"] for row in rows)
         print(f"  completion tokens a second {rate:,.0f}\n", flush=True)
 
