@@ -43,7 +43,7 @@ def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, metrics
     assert len(keys) == metrics and min(row["train/grad_norm"] for row in one) > 0
 
     for processes in (2, 4):
-        several = [*common, "executor.name=ray", f"executor.processes={processes}"]
+        several = [*common, "executor.name=ray", f"executor.processes={processes}", "executor.num_cpus=4"]
         drawn = tmp_path / f"drawn-{processes}"
         drawn.mkdir()
         train(config, pythonpath, tmp_path / f"first-{processes}", *several, "trainer.steps=1",
