@@ -216,8 +216,9 @@ def plain_copy(count: float, workers: int) -> float:
 
 def measure(workers: int, steps: int, warmup: int, profile: Path | None) -> list[dict[str, Cost]]:
     """The costs of some steps by part; the first ones, which fill caches, are left out."""
-    from drivetrain_executor_ray import Crew, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from ray_step.worker import IdleWorker
+
+    from drivetrain_executor_ray import Crew, RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
     crew, taken = Crew(), list[dict[str, Cost]]()
     profiler = cProfile.Profile()
@@ -233,7 +234,7 @@ def measure(workers: int, steps: int, warmup: int, profile: Path | None) -> list
                 ledger = step.take()
                 profiler.disable()
                 for cost in ledger.calls.values():
-                    cost.copy = plain_copy(cost.bytes, workers)
+                    cost.copy = plain_copy(cost.bytes / 2, workers) if cost.bytes else 0.0
                 whole = Cost()
                 for cost in ledger.calls.values():
                     whole.add(cost)
