@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -56,7 +57,7 @@ class DPComputeProto(MeshMode):
             starts = np.cumsum([0, *map(len, whole)])
             plan = [[u for u, start in enumerate(starts[:-1]) if start * parts // rows == p] for p in range(parts)]
         else:
-            plan = karmarkar_karp([sum(lengths[row] for row in unit) for unit in whole], parts, equal=self.equal)
+            plan = _balanced(tuple(sum(lengths[row] for row in unit) for unit in whole), parts, self.equal)
         self._given = [sorted(row for unit in part for row in whole[unit]) for part in plan]
         self._size = max(map(len, self._given)) if self.equal else 0
         filler = min(range(rows), key=lengths.__getitem__, default=0)
@@ -130,3 +131,9 @@ class DPComputeMetric(DPComputeProto):
 
     def join(self, results: list[Any]) -> Any:
         return merge_metrics(results)
+
+
+@lru_cache(maxsize=8)
+def _balanced(weights: tuple[int, ...], parts: int, equal: bool) -> list[list[int]]:
+    """The same for the same weights: most calls of a step have the same rows."""
+    return karmarkar_karp(weights, parts, equal=equal)

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from drivetrain.driver.rewarding import RewardPanel
     from drivetrain.driver.text import ResponseEncoder
 
+TEXTS = ("raw_prompt", "messages", "response_text", "answer", "extra")  # what rewards read, and no model
 OF_UPDATES = ("loss", "grad_norm", "lr")  # metrics of an optimizer step, whatever its terms
+
+
+def without_texts(batch: DataProto) -> DataProto:
+    """What the worker of a model gets of a batch: sending texts would take longer than sending tokens."""
+    return batch.select(non_tensor_batch_keys=[name for name in batch.non_tensor_batch if name not in TEXTS])
 
 
 class RolloutRole:
@@ -79,7 +85,7 @@ class LearningRole:
         factor = lr_factor(schedule, max(1, self._progress.step), self._run.trainer.steps)
         with self._phases(phase, side="training"):
             active = [term for term in terms if term.weight != 0]
-            metrics: dict[str, Metric] = self._group.call(method, batch, active, counts, factor)
+            metrics: dict[str, Metric] = self._group.call(method, without_texts(batch), active, counts, factor)
         return metrics
 
 
@@ -89,7 +95,7 @@ class ActorRole(LearningRole):
     def log_probs(self, batch: DataProto) -> DataProto:
         """The batch with the actor's ``old_log_probs`` and ``entropy`` of the responses, each (rows, response)."""
         with self._phases("log_probs", side="training"):
-            return batch.union(self._group.call("compute_log_prob", batch))
+            return batch.union(self._group.call("compute_log_prob", without_texts(batch)))
 
     def update(self, batch: DataProto, *terms: LossTerm) -> dict[str, Metric]:
         """One optimizer step on a mini-batch; the objective is the sum of ``weight * term``.
@@ -109,7 +115,7 @@ class CriticRole(LearningRole):
     def values(self, batch: DataProto) -> DataProto:
         """The batch with the critic's ``values`` before each token of the responses (rows, response)."""
         with self._phases("values", side="training"):
-            return batch.union(self._group.call("compute_values", batch))
+            return batch.union(self._group.call("compute_values", without_texts(batch)))
 
     def update(self, batch: DataProto, *terms: LossTerm) -> dict[str, Metric]:
         """One optimizer step on a mini-batch; the objective is the sum of ``weight * term``.
@@ -131,7 +137,7 @@ class ReferenceRole:
     def log_probs(self, batch: DataProto) -> DataProto:
         """The batch with the reference's ``ref_log_probs`` of the responses (rows, response)."""
         with self._phases("ref_log_probs", side="training"):
-            return batch.union(self._group.call("compute_ref_log_prob", batch))
+            return batch.union(self._group.call("compute_ref_log_prob", without_texts(batch)))
 
 
 class RewardsRole:

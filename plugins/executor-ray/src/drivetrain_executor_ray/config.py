@@ -35,7 +35,7 @@ class RayConfig(PluginConfig):
     call_timeout_s: float = Field(1800.0, gt=0, description="Longest wait for a call, and in a collective call.")
     log_lines: int = Field(20, ge=0, description="Last lines of a worker's log that an error quotes.")
     reference_bytes: int = Field(
-        1 << 20, ge=0, description="A column of a result that is this large stays where it is until it is looked at."
+        16 << 20, ge=0, description="A column of a result that is this large stays where it is until it is looked at."
     )
 
     def placement(self, run: RunConfig) -> PlacementConfig:

@@ -12,6 +12,7 @@ import ray
 from drivetrain import WorkerError
 from drivetrain_executor_ray.pools import Reservation
 from drivetrain_executor_ray.process import Whereabouts
+from drivetrain_executor_ray.transport import Sent
 
 CLOSE_S = 10.0  # for workers to let go of devices and files by themselves
 GONE_S = 10.0  # for Ray to end processes
@@ -22,6 +23,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.failure: WorkerError | None = None
+        self.sent = Sent()
         self._actors: list[Any] = []
         self._reservations: list[Reservation] = []
         self._places: list[Whereabouts] = []

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from drivetrain import WorkerError
 from drivetrain_executor_ray.process import Raised, Reply, Whereabouts, last_lines
+from drivetrain_executor_ray.transport import MOVED
 
 GRACE_S = 2.0  # after the first sign of a failure, for the sign of its cause: a death breaks the calls of others
 
@@ -58,7 +59,8 @@ def replies(refs: Mapping[Any, int], deadline: float, limit_s: float) -> list[Re
             break
         for ref in done:
             try:
-                got[ref] = ray.get(ref)
+                with MOVED.timed():
+                    got[ref] = ray.get(ref)
             except ray.exceptions.RayActorError as error:
                 failures.append(CallFailure(refs[ref], "died", cause=error))
                 until = 0.0  # nothing says more than a death

@@ -32,7 +32,7 @@ from drivetrain_executor_ray.process import (
     without_calls,
 )
 from drivetrain_executor_ray.settings import Settings
-from drivetrain_executor_ray.transport import MOVED, mapped, pack, referred
+from drivetrain_executor_ray.transport import MOVED, mapped, pack
 
 _START = "start"
 
@@ -269,38 +269,36 @@ class RayWorkerGroup(WorkerGroup):
         if processes.crew.failure is not None:
             raise processes.crew.failure
         settings = processes.settings
-        results: list[Any] = []
+        along: list[Any] = []  # objects of Ray that all ranks get with the call
         upstream = [value.pending for value in (*args, *kwargs.values()) if is_pending(value)]
         common: dict[str, Any] = {
             "member": self._own, "role": self._role, "method": method, "mesh": mesh,
             "deadline_s": settings.call_timeout_s, "reference_bytes": settings.reference_bytes if waits else 0,
         }  # fmt: skip
-        start = time.perf_counter()
+        args, kwargs = mapped(lambda value: self._handed_on(value, along), args, kwargs)
         if upstream:
-            args, kwargs = mapped(lambda value: self._handed_on(value, results), args, kwargs)
+            args, kwargs = mapped(pack, args, kwargs)
             works = [Work(args=args, kwargs=kwargs, layouts=layouts, **common)] * self.world_size
             dispatched, ranks = None, list(range(self.world_size))
         else:
-            args, kwargs = mapped(waited, args, kwargs)
             split = dispatch_call(self._worker, method, layouts, args, kwargs)
             dispatched, ranks, works = without_calls(split), split.ranks, []
             for call in split.calls:
                 args, kwargs = mapped(pack, *call)
                 works.append(Work(args=args, kwargs=kwargs, layouts=None, **common))
-        refs = {processes.actors[rank].call.remote(work, *results): rank for rank, work in zip(ranks, works)}
-        MOVED.add(0, time.perf_counter() - start)
+        with MOVED.timed():
+            refs = {processes.actors[rank].call.remote(work, *along): rank for rank, work in zip(ranks, works)}
         pending = Pending(self, method, mesh, refs, dispatched, upstream)
         processes.under_way.append(pending)
         return pending
 
-    def _handed_on(self, value: Any, results: list[Any]) -> Any:
-        """An argument as every rank gets it, with the replies of calls that are under way in ``results``."""
+    def _handed_on(self, value: Any, along: list[Any]) -> Any:
+        """An argument with its large columns, and the replies of calls under way that it stands for, in ``along``."""
         if not is_pending(value):
-            return pack(referred(value))
-        pending = value.pending
-        begin = len(results)
-        results += pending.refs
-        return Result(begin, len(results), pending.dispatched)
+            return self._processes.crew.sent.attach(waited(value), along)
+        pending, begin = value.pending, len(along)
+        along += pending.refs
+        return Result(begin, len(along), pending.dispatched)
 
     def take_metrics(self) -> dict[str, float]:
         driver = MOVED.take()
@@ -335,9 +333,7 @@ class Pending:
         if not self.done:
             while self._replies is None:  # its processes answer calls in order
                 self._group._processes.under_way[0].settle()
-            start = time.perf_counter()
             self._result = joined(self._replies or [], self.dispatched)
-            MOVED.add(0, time.perf_counter() - start)
             self.done, self.refs, self._replies = True, {}, None
         return self._result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import pickle
 import socket
@@ -95,7 +96,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Result:
-    """Stands for the result of another call among arguments: the replies ``start`` to ``stop`` that came along."""
+    """Stands for the result of another call among arguments: the replies ``start`` to ``stop`` of what comes along."""
 
     start: int
     stop: int
@@ -137,7 +138,9 @@ def joined(replies: Sequence[Reply], dispatched: Any) -> Any:
     if dispatched is None:  # every rank was asked, and said which ones take part
         dispatched = replies[0].dispatched
         replies = [replies[rank] for rank in dispatched.ranks]
-    return dispatched.collect([unpack(reply.output) for reply in replies])
+    with MOVED.timed():
+        outputs = [unpack(reply.output) for reply in replies]
+    return dispatched.collect(outputs)
 
 
 class Process:
@@ -147,6 +150,7 @@ class Process:
         self._workers: dict[str, Worker] = {}
         self._device = own_device(resource)
         self._rank = 0
+        self._watched = _Watch()
 
     def where(self) -> Whereabouts:
         """Say where this is."""
@@ -167,7 +171,7 @@ class Process:
         self._rank = place.rank
         os.environ.update(MASTER_ADDR=place.master_address, MASTER_PORT=str(place.master_port), RANK=str(place.rank),
                           WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))  # fmt: skip
-        with self._answering(role, "start") as reply, _watched("start", place.timeout_s):
+        with self._answering(role, "start") as reply, self._watched("start", place.timeout_s):
             found: dict[str, Member] = ray.cloudpickle.loads(members)
             for name, member in found.items():
                 self._workers[name] = member.cls(
@@ -180,11 +184,11 @@ class Process:
         """Where a worker stands in a mesh."""
         return self._workers[member].layout(mesh)
 
-    def call(self, work: Work, *replies: Reply) -> Reply:
-        """Call a method of a worker."""
+    def call(self, work: Work, *along: Any) -> Reply:
+        """Call a method of a worker; columns and replies of other calls, to which the arguments refer, come along."""
         worker = self._workers[work.member]
-        with self._answering(work.role, work.method) as reply, _watched(work.method, work.deadline_s):
-            args, kwargs = mapped(lambda value: _resolved(value, replies), work.args, work.kwargs)
+        with self._answering(work.role, work.method) as reply, self._watched(work.method, work.deadline_s):
+            args, kwargs = mapped(lambda value: _resolved(value, along), work.args, work.kwargs)
             if work.layouts is not None:
                 dispatched = dispatch_call(type(worker), work.method, work.layouts, args, kwargs)
                 reply.dispatched = without_calls(dispatched)
@@ -192,7 +196,8 @@ class Process:
                     return reply
                 args, kwargs = dispatched.calls[dispatched.ranks.index(self._rank)]
             output = getattr(worker, work.method)(*args, **kwargs)
-            reply.output = pack(output, work.reference_bytes)
+            with MOVED.timed():
+                reply.output = pack(output, work.reference_bytes)
             reply.layout = worker.layout(work.mesh)
         return reply
 
@@ -223,29 +228,55 @@ def without_calls(dispatched: Any) -> Any:
     return replace(dispatched, calls=[])
 
 
-def _resolved(value: Any, replies: Sequence[Reply]) -> Any:
+def _resolved(value: Any, along: Sequence[Any]) -> Any:
     if isinstance(value, Result):
-        return joined(replies[value.start : value.stop], value.dispatched)
-    return unpack(value)
+        return joined(along[value.start : value.stop], value.dispatched)
+    with MOVED.timed():
+        return unpack(value, along)
 
 
-@contextmanager
-def _watched(call: str, deadline_s: float) -> Iterator[None]:
-    """Write to the log where this process stands, shortly before its caller gives up."""
-    main, ended = threading.get_ident(), threading.Event()
+class _Watch:
+    """Writes to the log where the main thread stands, shortly before the caller of what it does gives up.
 
-    def say() -> None:
-        if not ended.wait(deadline_s * 0.9):
-            frame = sys._current_frames().get(main)
-            stack = "".join(traceback.format_stack(frame)[-8:]) if frame else ""
-            print(f"{call} has run for {deadline_s * 0.9:.3g} s and is here:\n{stack}", file=sys.stderr, flush=True)
+    One thread for all calls: starting one for each would cost more than the call.
+    """
 
-    watch = threading.Thread(target=say, daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        ended.set()
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: tuple[float, str, float] | None = None  # when to speak, of what, and after how many seconds
+        self._wakes, self._main = math.inf, threading.get_ident()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @contextmanager
+    def __call__(self, call: str, deadline_s: float) -> Iterator[None]:
+        """Watch what happens inside."""
+        until = time.monotonic() + deadline_s * 0.9
+        with self._changed:
+            self._due = until, call, deadline_s * 0.9
+            if until < self._wakes:
+                self._wakes = until
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            self._due = None
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - time.monotonic()))
+                now, due = time.monotonic(), self._due
+                if now < self._wakes:
+                    continue
+                if due and due[0] <= now:
+                    self._say(*due[1:])
+                    due = None
+                self._wakes = due[0] if due else math.inf
+
+    def _say(self, call: str, seconds: float) -> None:
+        frame = sys._current_frames().get(self._main)
+        stack = "".join(traceback.format_stack(frame)[-8:]) if frame else ""
+        print(f"{call} has run for {seconds:.3g} s and is here:\n{stack}", file=sys.stderr, flush=True)
 
 
 def _log_to(file: Path) -> None:

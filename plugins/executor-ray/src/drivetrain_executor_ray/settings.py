@@ -14,4 +14,4 @@ class Settings:
     call_timeout_s: float = 1800.0
     log_lines: int = 20
     log_dir: Path | None = None  # a log file a rank; omitted, a folder of the session below Ray's temporary folder
-    reference_bytes: int = 1 << 20
+    reference_bytes: int = 16 << 20

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,24 +13,33 @@ import numpy as np
 import ray
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from drivetrain import ColumnHandle, DataProto
 from drivetrain.metrics import Metric
 
 _AS_INTEGERS = {torch.bfloat16: torch.int16}  # types that numpy does not know travel as integers of their size
+SENT_BYTES = 1 << 16  # a column of the caller that is this large is an object of its own; others are within the call
 
 
 @dataclass
 class Moved:
-    """Bytes that a process sent or read, and the seconds that it spent on that."""
+    """Bytes that a process wrote to Ray and read from it, and the seconds that it spent on that."""
 
     bytes: int = 0
     seconds: float = 0.0
+    _depth: int = 0
 
-    def add(self, count: int, seconds: float = 0.0) -> None:
-        """Count a transfer."""
-        self.bytes += count
-        self.seconds += seconds
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the seconds inside; what is timed within counts once."""
+        start, self._depth = time.perf_counter(), self._depth + 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.seconds += time.perf_counter() - start
 
     def take(self) -> Moved:
         """What was counted since the last time."""
@@ -40,15 +51,8 @@ class Moved:
 MOVED = Moved()  # of this process
 
 
-class RayColumn(ColumnHandle):
-    """A tensor column in Ray's object store."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        array = _array(tensor)
-        start = time.perf_counter()
-        self._ref = ray.put(array)
-        MOVED.add(array.nbytes, time.perf_counter() - start)
-        super().__init__(f"ray-{self._ref.hex()}", tensor.shape, tensor.dtype)
+class _ArrayColumn(ColumnHandle):
+    """A tensor column that lies as an array in the object store."""
 
     def read(self) -> Tensor:
         return self._read(None)
@@ -57,11 +61,72 @@ class RayColumn(ColumnHandle):
         return self._read(rows) if self._fetched is None else super().read_rows(rows)
 
     def _read(self, rows: Any) -> Tensor:
-        start = time.perf_counter()
-        array = ray.get(self._ref)
-        array = array.copy() if rows is None else array[rows]  # an array in the store must not be written to
-        MOVED.add(array.nbytes, time.perf_counter() - start)
-        return _tensor(array, self.dtype)
+        with MOVED.timed():
+            array = self.array()
+            array = array.copy() if rows is None else array[rows]  # an array in the store must not be written to
+            MOVED.bytes += array.nbytes
+            return _tensor(array, self.dtype)
+
+    @abstractmethod
+    def array(self) -> Any:
+        """The array, read-only."""
+
+
+class RayColumn(_ArrayColumn):
+    """A column that stays where it was made; whoever looks at it asks Ray for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._ref = _put([tensor])
+        super().__init__(f"ray-{self._ref.hex()}", tensor.shape, tensor.dtype)
+
+    def array(self) -> Any:
+        return ray.get(self._ref)[0]
+
+
+class SentColumn(_ArrayColumn):
+    """A column of the caller that comes along with a call, whole; a rank reads its rows if it looks at them.
+
+    It travels as its place: the number of its object among those that come along, and its own number in that.
+    """
+
+    def __init__(self, tensor: Tensor, identity: str, place: tuple[int, int]) -> None:
+        super().__init__(identity, tensor.shape, tensor.dtype)
+        self._place, self._fetched = place, tensor
+        self._given: Any = None
+
+    def array(self) -> Any:
+        return self._given
+
+    def find(self, given: Sequence[Any]) -> None:
+        """Take the array from the objects that came along."""
+        number, within = self._place
+        self._given = given[number][within]
+
+
+class Sent:
+    """Columns that were put into the object store for calls; each is put once, as long as it stays as it is."""
+
+    def __init__(self) -> None:
+        self._objects = WeakIdKeyDictionary()  # of a tensor: its version, an object, and its number in that
+
+    def attach(self, value: Any, along: list[Any]) -> Any:
+        """An argument with its large columns as :class:`SentColumn`; their objects are added to ``along``."""
+        if not isinstance(value, DataProto):
+            return value
+        large = {name: column for name, column in value.stored.items()
+                 if isinstance(column, Tensor) and column.numel() * column.element_size() >= SENT_BYTES}  # fmt: skip
+        new = [column for column in large.values() if self._objects.get(column, (None,))[0] != _version(column)]
+        if new:
+            ref = _put(new)
+            for within, column in enumerate(new):
+                self._objects[column] = _version(column), ref, within
+        sent = {}
+        for name, column in large.items():
+            _, ref, within = self._objects[column]
+            if ref not in along:
+                along.append(ref)
+            sent[name] = SentColumn(column, f"ray-{ref.hex()}-{within}", (along.index(ref), within))
+        return value.with_columns(**sent)
 
 
 @dataclass(frozen=True)
@@ -100,27 +165,22 @@ def pack(value: Any, reference_bytes: float = float("inf")) -> Any:
     return value
 
 
-def unpack(value: Any) -> Any:
-    """What arrived."""
+def unpack(value: Any, given: Sequence[Any] = ()) -> Any:
+    """What arrived, with the objects that came along."""
     if isinstance(value, _Packed):
+        for column in value.columns.values():
+            _find(column, given)
         return DataProto.from_single_dict({name: unpack(column) for name, column in value.columns.items()},
                                           value.meta_info)  # fmt: skip
     if isinstance(value, _PackedTensor):
         array = value.array
+        MOVED.bytes += array.nbytes
         return _tensor(array if array.flags.writeable else array.copy(), value.dtype)
     if isinstance(value, dict):
-        return {name: unpack(inner) for name, inner in value.items()}
+        return {name: unpack(inner, given) for name, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(unpack(inner) for inner in value)
+        return type(value)(unpack(inner, given) for inner in value)
     return value
-
-
-def referred(value: Any) -> Any:
-    """An argument as every rank gets it whole: a batch with all its columns by reference."""
-    if not isinstance(value, DataProto):
-        return value
-    return value.with_columns(**{name: RayColumn(column) for name, column in value.stored.items()
-                                 if isinstance(column, Tensor)})  # fmt: skip
 
 
 def mapped(change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -130,8 +190,28 @@ def mapped(change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[
 
 def _pack_tensor(tensor: Tensor) -> _PackedTensor:
     array = _array(tensor)
-    MOVED.add(array.nbytes)
+    MOVED.bytes += array.nbytes
     return _PackedTensor(array, tensor.dtype)
+
+
+def _put(tensors: Sequence[Tensor]) -> Any:
+    with MOVED.timed():
+        arrays = [_array(tensor) for tensor in tensors]
+        MOVED.bytes += sum(array.nbytes for array in arrays)
+        return ray.put(arrays)
+
+
+def _version(tensor: Tensor) -> Any:
+    """What changes when a tensor is written to; equal to nothing for one that does not count."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+def _find(column: Any, given: Sequence[Any]) -> None:
+    """Give the columns that came along, below a selection of rows, to where they are referred to."""
+    if isinstance(column, SentColumn):
+        column.find(given)
+    for source in getattr(column, "sources", ()):
+        _find(source, given)
 
 
 def _array(tensor: Tensor) -> Any:

@@ -1,0 +1,1 @@
+"""A step of PPO on Ray whose workers compute nothing."""
