@@ -35,6 +35,9 @@ class Tracking:
     def phase(self, phase: str) -> None:
         self._each("phase", self.progress.step, phase)
 
+    def ranks(self, phase: str, done: int, asked: int) -> None:
+        self._each("ranks", self.progress.step, phase, done, asked)
+
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._each("metrics", step, dict(metrics))
 
@@ -101,7 +104,7 @@ class _Background(_Direct):
 
     def __call__(self, *call: Any) -> None:
         with self._changed:
-            if len(self._calls) > 1 and self._calls[-1][0] == call[0] == "phase":
+            if len(self._calls) > 1 and self._calls[-1][0] == call[0] in ("phase", "ranks"):
                 self._calls.pop()
             self._calls.append(call)
             self._changed.notify_all()
