@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,43 @@ def test_a_killed_worker_ends_the_run_with_one_error(config: Path, tmp_path: Pat
     out = finishes(process)
     assert process.returncode == 1, out
     assert out.count("error:") == 1 and "rank 1 on" in out and "died" in out
+    assert mine(marker) == []
+
+
+def test_a_second_signal_ends_the_run_at_once_and_nothing_stays(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-twice"
+    (tmp_path / "slow.py").write_text("import time\n\ndef score(response):\n    time.sleep(50)\n    return 0.0\n")
+    process = start("train", config, f"trainer.run_dir={tmp_path / 'run'}", A_MARK_OF_THIS_TEST=marker,
+                    *[f"rewards=[{{name: function, path: {tmp_path}/slow.py:score}}]"])  # fmt: skip
+    wait_for(process, lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    first = next(line for line in process.stdout if "signal" in line or "again" in line or "stop" in line)
+    process.send_signal(signal.SIGTERM)
+    out = first + finishes(process)
+    assert process.returncode == 130, out
+    assert mine(marker) == [], out
+
+
+def test_an_error_of_the_driver_leaves_nothing(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-error"
+    (tmp_path / "broken.py").write_text("def score(response):\n    raise ValueError('broken')\n")
+    process = start("train", config, f"trainer.run_dir={tmp_path / 'run'}", A_MARK_OF_THIS_TEST=marker,
+                    *[f"rewards=[{{name: function, path: {tmp_path}/broken.py:score}}]"])  # fmt: skip
+    out = finishes(process)
+    assert process.returncode == 1 and "broken" in out, out
+    assert mine(marker) == []
+
+
+def test_a_killed_driver_takes_its_processes_along(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-driver"
+    process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000", A_MARK_OF_THIS_TEST=marker)
+    wait_for(process, lambda: (tmp_path / "metrics.jsonl").exists() and len(metrics_of(tmp_path)) > 1)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 60
+    while mine(marker) and time.monotonic() < until:
+        time.sleep(0.2)
     assert mine(marker) == []
 
 

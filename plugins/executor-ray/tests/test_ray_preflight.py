@@ -163,7 +163,7 @@ def install(site: Path, version: str) -> str:
     dist = site / f"acme_extra-{version}.dist-info"
     dist.mkdir(parents=True)
     (dist / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-extra\nVersion: {version}\n")
-    (dist / "entry_points.txt").write_text("[drivetrain]\nextra = drivetrain_executor_ray.plugin\n")
+    (dist / "entry_points.txt").write_text("[drivetrain]\nextra = acme_extra\n")
     return str(site)
 
 
@@ -197,5 +197,4 @@ def test_a_node_with_other_versions(config: Path, tmp_path: Path, two_nodes: str
     out = finishes(warned)
     assert warned.returncode == 0, out
     assert "warning: nodes differ" in out
-    print(out)
-    assert "on 2 x cpu (ranks 0 on " in out and ", 1 on " in out
+    assert ", ranks 0 on " in out and ", 1 on " in out

@@ -93,7 +93,7 @@ class Session:
         devices = [device] if isinstance(device, str) else device
         kinds = " and ".join(f"{devices.count(kind)} x {kind}" for kind in dict.fromkeys(devices))
         on = kinds if group.world_size > 1 else device
-        return f"{' + '.join(plan.roles)} on {on}" + (f" ({group.where})" if group.where else "")
+        return f"{' + '.join(plan.roles)} on {on}" + (f", {group.where}" if group.where else "")
 
     def _take_metrics(self) -> dict[str, float]:
         """What the groups measured, summed by name."""
