@@ -55,8 +55,8 @@ class Tracker(ABC):
 
     Attributes:
         background: whether the methods are called, in order, from a daemon thread that the tracker has to itself, so
-            that a slow one costs the step nothing. Of phases that wait in a row, with their ranks, only the last
-            is delivered; metrics and samples are kept however many wait, with one warning at 1000 waiting calls. When the
+            that a slow one costs the step nothing. Of phases that wait in a row, with their ranks, only the last is
+            delivered; metrics and samples are kept however many wait, with one warning at 1000 waiting calls. When the
             run is over, all such trackers together have 60 s for what is left; a warning then counts what was not
             delivered.
     """
