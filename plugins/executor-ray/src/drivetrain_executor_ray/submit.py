@@ -78,14 +78,15 @@ def entrypoint(config: Path, arguments: Sequence[str], run: RunConfig, working_d
 
 def _environment(file: Path | None, working_dir: Path | None) -> dict[str, Any]:
     """Ray's runtime environment of the job."""
-    found: Any = {}
+    found: dict[str, Any] = {}
     if file is not None:
         try:
-            found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+            read = yaml.safe_load(file.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
             raise UserError(f"cannot read the runtime environment: {error}", where=str(file)) from error
-        if not isinstance(found, dict):
+        if not isinstance(read, dict):
             raise UserError("a runtime environment is a mapping", where=str(file))
+        found |= read
     if working_dir is not None:
         if not working_dir.is_dir():
             raise UserError("there is no such folder", where=str(working_dir), mend="set --working-dir")
