@@ -27,7 +27,7 @@ TEST_COMPANIONS = {
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }
 #: plugins whose suite needs what their extra `test` brings
-TEST_EXTRAS = ("trackers",)
+TEST_EXTRAS = ("executor-ray", "trackers")
 
 nox.options.sessions = ["isolated"]
 nox.options.default_venv_backend = "venv"

@@ -25,6 +25,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "AlgorithmConfig", "DatasetConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "RewardConfig",
         "RolloutConfig", "RunConfig", "Section", "check_options", "chosen_options",
     ),
+    "config.resolve": ("load_config",),
     "contracts": (
         "AdvantageEstimator", "Algorithm", "BackendContext", "Completion", "Component", "Dataset", "DeviceMemory",
         "DispatchMode", "Environment", "Event", "Example", "Executor", "GenerationRequest", "GroupPlan", "Hardware",

@@ -27,6 +27,7 @@ from drivetrain.config import RunConfig as RunConfig
 from drivetrain.config import Section as Section
 from drivetrain.config import check_options as check_options
 from drivetrain.config import chosen_options as chosen_options
+from drivetrain.config.resolve import load_config as load_config
 from drivetrain.contracts import AdvantageEstimator as AdvantageEstimator
 from drivetrain.contracts import Algorithm as Algorithm
 from drivetrain.contracts import BackendContext as BackendContext

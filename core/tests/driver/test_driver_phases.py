@@ -72,6 +72,16 @@ def test_phases_are_announced_before_they_start() -> None:
         assert said == ["evaluate"]
 
 
+def test_ranks_that_have_answered_are_told_with_the_phase_under_way() -> None:
+    said: list[tuple[str, int, int]] = []
+    phases = Phases(lambda _: None, lambda side: phases.answered(1, 2) or {}, ranks=lambda *told: said.append(told))
+    with phases("generate", side="generation"):
+        phases.answered(3, 8)
+        phases.answered(1, 1)  # of one there is nothing to tell
+    phases.answered(3, 8)  # nor outside a phase
+    assert said == [("sync", 1, 2), ("generate", 3, 8)]
+
+
 def test_a_switch_that_fails_is_tried_again() -> None:
     tried: list[str] = []
 

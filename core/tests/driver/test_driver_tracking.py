@@ -23,7 +23,7 @@ TRACKERS = """
 
     class Notes(Tracker):
         def __getattribute__(self, name):
-            if name in ("started", "phase", "metrics", "samples", "ended"):
+            if name in ("started", "phase", "ranks", "metrics", "samples", "ended"):
                 return lambda *told: NOTES.append((self.config.name, name, *told))
             return object.__getattribute__(self, name)
 
@@ -41,7 +41,7 @@ TRACKERS = """
         background = True
 
         def __getattribute__(self, name):
-            if name in ("started", "phase", "metrics", "samples", "ended"):
+            if name in ("started", "phase", "ranks", "metrics", "samples", "ended"):
                 GATE.wait()
                 THREADS.add(threading.current_thread())
             return Notes.__getattribute__(self, name)
@@ -109,11 +109,12 @@ def test_every_tracker_is_told_everything(tracking) -> None:
     made.started(info)
     made.progress.step = 7
     made.phase("update")
+    made.ranks("update", 1, 2)
     made.metrics(7, {"a": 1.0})
     made.samples(7, [{"prompt": "p"}])
     made.ended(result())
-    told = [("started", info), ("phase", 7, "update"), ("metrics", 7, {"a": 1.0}), ("samples", 7, [{"prompt": "p"}]),
-            ("ended", result())]  # fmt: skip
+    told = [("started", info), ("phase", 7, "update"), ("ranks", 7, "update", 1, 2), ("metrics", 7, {"a": 1.0}),
+            ("samples", 7, [{"prompt": "p"}]), ("ended", result())]  # fmt: skip
     assert notes == [("notes", *call) for call in told for _ in range(2)]
 
 
@@ -143,6 +144,8 @@ def test_a_background_tracker_is_told_everything_in_order(tracking, little: Litt
         made.progress.step = step
         for phase in ("generate", "update"):
             made.phase(phase)
+            made.ranks(phase, 1, 2)
+            made.ranks(phase, 2, 2)
         made.samples(step, [row])
         made.metrics(step, numbers)
         numbers["a"] += 1
@@ -153,9 +156,24 @@ def test_a_background_tracker_is_told_everything_in_order(tracking, little: Litt
     got = [call for name, *call in notes if name == "behind"]
     assert got[0] == ["phase", 1, "generate"]  # the call under way
     assert got[1:] == [
-        *(["phase", 1, "update"], ["samples", 1, [{"prompt": "p"}]], ["metrics", 1, {"a": 1.0}]),
-        *(["phase", 2, "update"], ["samples", 2, [{"prompt": "pp"}]], ["metrics", 2, {"a": 2.0}]),
-        *(["phase", 3, "update"], ["samples", 3, [{"prompt": "ppp"}]], ["metrics", 3, {"a": 3.0}]),
+        *(
+            ["phase", 1, "update"],
+            ["ranks", 1, "update", 2, 2],
+            ["samples", 1, [{"prompt": "p"}]],
+            ["metrics", 1, {"a": 1.0}],
+        ),
+        *(
+            ["phase", 2, "update"],
+            ["ranks", 2, "update", 2, 2],
+            ["samples", 2, [{"prompt": "pp"}]],
+            ["metrics", 2, {"a": 2.0}],
+        ),
+        *(
+            ["phase", 3, "update"],
+            ["ranks", 3, "update", 2, 2],
+            ["samples", 3, [{"prompt": "ppp"}]],
+            ["metrics", 3, {"a": 3.0}],
+        ),
         ["ended", result()],
     ]
     [thread] = work.THREADS

@@ -2,76 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-
-MAIN = [sys.executable, "-c", "from drivetrain.cli.main import main; main()"]
-
-
-def environment() -> dict[str, str]:
-    return {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("DRIVETRAIN_", "RAY_"))},
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([*MAIN, *map(str, arguments)], env=environment(), text=True, start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def config(folder: Path) -> Path:
-    """A PPO run of three steps on two processes."""
-    rows = [{"prompt": f"{a},{b}=", "answer": str(max(a, b))} for a in range(3) for b in range(3)]
-    (folder / "digits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = {
-        "model": {"path": str(folder / "model")},
-        "algorithm": {"name": "ppo", "kl_coef": 0.1},
-        "actor": {"backend": {"name": "fsdp"}, "optimizer": {"name": "adamw", "lr": 1e-3}},
-        "rollout": {"name": "hf", "max_response_tokens": 3},
-        "hybrid_engine": {"name": "colocated"},
-        "data": {"batch_prompts": 9, "train": {"name": "jsonl", "path": str(folder / "digits.jsonl")}},
-        "rewards": [{"name": "exact_match"}],
-        "executor": {"name": "ray", "processes": 2, "num_cpus": 8},
-        "hardware": {"name": "cpu"},
-        "trackers": [{"name": "jsonl"}, {"name": "lines"}],
-        "trainer": {"steps": 3},
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(run))
-    return path
-
-
-def metrics_of(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def mine(marker: str) -> list[int]:
-    """Processes whose environment holds a marker."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
-                if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def finishes(process: subprocess.Popen[str]) -> str:
-    out, _ = process.communicate(timeout=200)
-    return out
+from command_rig import finishes, metrics_of, mine, start, wait_for
 
 
 def test_a_run_on_two_processes_is_that_of_one(config: Path, tmp_path: Path) -> None:
@@ -90,20 +27,10 @@ def test_a_run_on_two_processes_is_that_of_one(config: Path, tmp_path: Path) -> 
     assert len(list((tmp_path / "ray" / "logs").glob("*-rank1.log"))) == 1, "the roles share processes"
 
 
-def wait_for(process: subprocess.Popen[str], found: Callable[[], bool]) -> None:
-    while not found():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_step_and_nothing_stays(config: Path, tmp_path: Path, number: int) -> None:
     marker = f"test-marker-{os.getpid()}-{number}"
-    os.environ["A_MARK_OF_THIS_TEST"] = marker
-    try:
-        process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000")
-    finally:
-        del os.environ["A_MARK_OF_THIS_TEST"]
+    process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000", A_MARK_OF_THIS_TEST=marker)
     wait_for(process, lambda: (tmp_path / "metrics.jsonl").exists() and len(metrics_of(tmp_path)) > 1)
     assert len(mine(marker)) > 3  # the driver, Ray's own and the workers
     if number == signal.SIGINT:
@@ -118,17 +45,50 @@ def test_a_signal_ends_the_run_after_its_step_and_nothing_stays(config: Path, tm
 
 def test_a_killed_worker_ends_the_run_with_one_error(config: Path, tmp_path: Path) -> None:
     marker = f"test-marker-{os.getpid()}-killed"
-    os.environ["A_MARK_OF_THIS_TEST"] = marker
-    try:
-        process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000")
-    finally:
-        del os.environ["A_MARK_OF_THIS_TEST"]
+    process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000", A_MARK_OF_THIS_TEST=marker)
     wait_for(process, lambda: (tmp_path / "metrics.jsonl").exists() and len(metrics_of(tmp_path)) > 1)
     log = next((tmp_path / "logs").glob("*-rank1.log")).read_text()
     os.kill(int(log.split("process ")[1].split()[0]), signal.SIGKILL)
     out = finishes(process)
     assert process.returncode == 1, out
     assert out.count("error:") == 1 and "rank 1 on" in out and "died" in out
+    assert mine(marker) == []
+
+
+def test_a_second_signal_ends_the_run_at_once_and_nothing_stays(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-twice"
+    (tmp_path / "slow.py").write_text("import time\n\ndef score(response):\n    time.sleep(40)\n    return 0.0\n")
+    reward = f"rewards=[{{name: function, path: {tmp_path}/slow.py:score}}]"
+    process = start("train", config, reward, f"trainer.run_dir={tmp_path / 'run'}", A_MARK_OF_THIS_TEST=marker)
+    wait_for(process, lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    first = next(line for line in process.stdout if "once more stops at once" in line)
+    process.send_signal(signal.SIGTERM)
+    out = first + finishes(process)
+    assert process.returncode == 130, out
+    assert mine(marker) == [], out
+
+
+def test_an_error_of_the_driver_leaves_nothing(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-error"
+    (tmp_path / "broken.py").write_text("def score(response):\n    raise ValueError('broken')\n")
+    reward = f"rewards=[{{name: function, path: {tmp_path}/broken.py:score}}]"
+    process = start("train", config, reward, f"trainer.run_dir={tmp_path / 'run'}", A_MARK_OF_THIS_TEST=marker)
+    out = finishes(process)
+    assert process.returncode == 1 and "broken" in out, out
+    assert mine(marker) == []
+
+
+def test_a_killed_driver_takes_its_processes_along(config: Path, tmp_path: Path) -> None:
+    marker = f"test-marker-{os.getpid()}-driver"
+    process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000", A_MARK_OF_THIS_TEST=marker)
+    wait_for(process, lambda: (tmp_path / "metrics.jsonl").exists() and len(metrics_of(tmp_path)) > 1)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 60
+    while mine(marker) and time.monotonic() < until:
+        time.sleep(0.2)
     assert mine(marker) == []
 
 

@@ -136,6 +136,27 @@ def test_live_view_draws_while_steps_are_added(make_info):
     assert not failures
 
 
+def test_ranks_that_are_done_are_shown_until_all_are(make_info):
+    tracker = ConsoleTracker(ConsoleConfig(name="console"))
+    tracker.started(make_info())
+    tracker.phase(1, "generate")
+
+    def shown():
+        console = Console(force_terminal=True, width=100, file=io.StringIO(), record=True)
+        console.print(LiveView(tracker._progress))
+        return console.export_text()
+
+    tracker.ranks(1, "generate", 3, 8)
+    assert "3 of 8 ranks done" in shown()
+    tracker.ranks(1, "sync", 4, 8)  # of a phase that was not announced
+    assert "3 of 8 ranks done" in shown()
+    tracker.ranks(1, "generate", 8, 8)
+    assert "ranks" not in shown()
+    tracker.ranks(1, "generate", 1, 8)
+    tracker.phase(1, "reward")
+    assert "ranks" not in shown()
+
+
 def test_time_left_follows_the_pace(make_info):
     now = [0.0]
     progress = Progress(make_info(config={"trainer": {"steps": 100}}), clock=lambda: now[0])

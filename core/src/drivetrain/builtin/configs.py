@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,8 @@ class FunctionRewardConfig(RewardConfig):
         """A file's path is made absolute, so that a run can be continued from another folder."""
         file, colon, function = path.rpartition(":")
         return f"{Path(file).absolute()}{colon}{function}" if file.endswith(".py") else path
+
+    def inputs(self) -> Iterator[tuple[str, Path]]:
+        file = self.path.rpartition(":")[0]
+        if file.endswith(".py"):
+            yield "path", Path(file)

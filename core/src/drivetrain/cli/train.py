@@ -47,7 +47,10 @@ def _train(resolved: Resolved, *, resume: str | None, overwrite: bool) -> int:
     notes += run_folder.prepare(run_dir, resuming=resume is not None, overwrite=overwrite)
     tracking = Tracking(run)
     try:
-        with StopRequest() as request, Session(run, announce=tracking.phase) as session:
+        with (
+            StopRequest() as request,
+            Session(run, announce=tracking.phase, ranks=tracking.ranks, reads=(found,) if found else ()) as session,
+        ):
             tracking.progress = session.progress
             trainer = Trainer(session, tracking, run_dir, [*notes, session.placement])
             if found:

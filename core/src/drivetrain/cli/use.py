@@ -27,7 +27,7 @@ def _open(run: Path, overrides: Sequence[str], *, scoring: bool = False) -> Sess
     from drivetrain.driver.session import Session
 
     step = checkpoints.read_state(checkpoint)["step"]
-    session = Session(resolved.run, training=False, scoring=scoring)
+    session = Session(resolved.run, training=False, scoring=scoring, reads=(checkpoint,))
     try:
         session.load_models(checkpoint)
     except BaseException:

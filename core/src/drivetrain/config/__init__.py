@@ -9,6 +9,7 @@ from drivetrain.config.base import (
     RewardConfig,
     RolloutConfig,
     Section,
+    Written,
 )
 from drivetrain.config.checks import check_options, chosen_options
 from drivetrain.config.models import (
@@ -30,5 +31,5 @@ __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
     "HealthConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "Problem", "ReferenceConfig",
     "RewardConfig", "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig",
-    "check_options", "chosen_options",
+    "Written", "check_options", "chosen_options",
 ]  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,6 +23,11 @@ class Problem:
     mend: str = ""
 
 
+@dataclass(frozen=True)
+class Written:
+    """Marks a path that the run writes. Every other path of a config has to be there before the run starts."""
+
+
 class Section(BaseModel):
     """A part of the config: unknown keys are refused, values are frozen."""
 
@@ -30,6 +36,19 @@ class Section(BaseModel):
     def departs(self, key: str) -> bool:
         """Whether a setting is another than its default."""
         return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    def inputs(self) -> Iterator[tuple[str, Path]]:
+        """Files and folders that the run reads, each with its key: the values that are a ``Path``, but for those that
+        are marked :class:`Written`. A section whose paths are of another type yields them itself."""
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            many = isinstance(value, tuple)
+            for at, inner in enumerate(value if many else (value,)):
+                key = f"{name}.{at}" if many else name
+                if isinstance(inner, Section):
+                    yield from ((f"{key}.{below}", path) for below, path in inner.inputs())
+                elif isinstance(inner, Path) and Written() not in info.metadata:
+                    yield key, inner
 
 
 class PluginConfig(Section):

@@ -16,6 +16,7 @@ from drivetrain.config.base import (
     RewardConfig,
     RolloutConfig,
     Section,
+    Written,
 )
 
 
@@ -177,7 +178,7 @@ class TrainerConfig(Section):
 
     steps: int = Field(gt=0, description="Steps of the run.")
     seed: int = Field(1, ge=0, description="Every random number of the run derives from it.")
-    run_dir: Path = Field(Path("runs/run"), description="Run folder.")
+    run_dir: Annotated[Path, Written()] = Field(Path("runs/run"), description="Run folder.")
     eval_every: int = Field(0, ge=0, description="Steps between evaluations on data.eval; 0: at start and end alone.")
     save_every: int = Field(0, ge=0, description="Steps between checkpoints; 0: at the end alone.")
     log_every: int = Field(1, gt=0, description="Steps between lines of metrics.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,10 +22,19 @@ class GroupPlan:
     name: str  # of the group, such as actor_rollout_ref
     worker: str  # "module:Class"
     roles: tuple[str, ...]  # that each worker of the group plays
+    reads: tuple[Path, ...] = ()  # files and folders, besides those of the config, such as a checkpoint
 
 
 class WorkerGroup(ABC):
-    """Workers that are called together."""
+    """Workers that are called together.
+
+    Attributes:
+        where: ranks by node, in words; empty where all are on the driver's.
+        answered: called while a call is waited for, with how many ranks have answered, and how many were asked.
+    """
+
+    where: str = ""
+    answered: Callable[[int, int], None] = staticmethod(lambda done, asked: None)
 
     @property
     @abstractmethod

@@ -55,9 +55,10 @@ class Tracker(ABC):
 
     Attributes:
         background: whether the methods are called, in order, from a daemon thread that the tracker has to itself, so
-            that a slow one costs the step nothing. Of phases that wait in a row only the last is delivered; metrics
-            and samples are kept however many wait, with one warning at 1000 waiting calls. When the run is over, all
-            such trackers together have 60 s for what is left; a warning then counts what was not delivered.
+            that a slow one costs the step nothing. Of phases that wait in a row, with their ranks, only the last is
+            delivered; metrics and samples are kept however many wait, with one warning at 1000 waiting calls. When the
+            run is over, all such trackers together have 60 s for what is left; a warning then counts what was not
+            delivered.
     """
 
     background: ClassVar[bool] = False
@@ -70,6 +71,9 @@ class Tracker(ABC):
 
     def phase(self, step: int, phase: str) -> None:
         """The step has entered a phase (``generate``, ``reward``, ``update``, ``evaluate``, ``save``, ...)."""
+
+    def ranks(self, step: int, phase: str, done: int, asked: int) -> None:
+        """So many of the ranks that were asked have answered the call under way, if it was more than one."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of a logged step; step 0 is before the first update."""

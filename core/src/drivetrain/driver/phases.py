@@ -15,14 +15,17 @@ class Phases:
         announce: called with the name of each phase that starts.
         switch: called with ``generation`` or ``training`` when the next call needs the other one.
         others: asked for the metrics of a step that are not of a phase.
+        ranks: called with the name of the phase under way, how many ranks have answered its call, and of how many.
     """
 
     def __init__(
         self, announce: Callable[[str], None], switch: Callable[[str], Mapping[str, float]],
         others: Callable[[], Mapping[str, float]] = dict,
+        ranks: Callable[[str, int, int], None] = lambda *_: None,
     ) -> None:  # fmt: skip
         self._announce = announce
-        self._switch, self._others = switch, others
+        self._switch, self._others, self._ranks = switch, others, ranks
+        self._under_way = ""
         self._side = "training"
         self._seconds: dict[str, float] = defaultdict(float)
         self._metrics: dict[str, float] = {}
@@ -38,16 +41,22 @@ class Phases:
         with self._timed(name):
             yield
 
+    def answered(self, done: int, asked: int) -> None:
+        """Tell how many ranks have answered, if several were asked in a phase."""
+        if asked > 1 and self._under_way:
+            self._ranks(self._under_way, done, asked)
+
     def weights_changed(self) -> None:
         """Make the next generation fetch the new weights, even if devices are on its side."""
         self._side = "training"
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, self._under_way = time.perf_counter(), name
         try:
             yield
         finally:
+            self._under_way = ""
             self._seconds[name] += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:

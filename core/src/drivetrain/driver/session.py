@@ -27,13 +27,16 @@ class Session:
     Args:
         run: the config.
         announce: called with the name of each phase that starts.
+        ranks: called with the phase, how many ranks have answered its call, and of how many.
         training: False leaves out what only training needs (the reference, the critic, the training prompts).
         scoring: False leaves out the reward model.
+        reads: what will be read besides the paths of the config, such as a checkpoint.
     """
 
     def __init__(
-        self, run: RunConfig, *, announce: Callable[[str], None] = lambda _: None, training: bool = True,
-        scoring: bool = True,
+        self, run: RunConfig, *, announce: Callable[[str], None] = lambda _: None,
+        ranks: Callable[[str, int, int], None] = lambda *_: None, training: bool = True, scoring: bool = True,
+        reads: tuple[Path, ...] = (),
     ) -> None:  # fmt: skip
         self.run = run
         self.progress = Progress()
@@ -42,9 +45,9 @@ class Session:
         self.eval_prompts = self._prompts(run.data.eval, "data.eval") if run.data.eval is not None else None
         rewards = [self._reward(section) for section in run.rewards]
         self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
-        self.phases = Phases(announce, self._switch, self._take_metrics)
+        self.phases = Phases(announce, self._switch, self._take_metrics, ranks)
         try:
-            self.placement = self._start(training, scoring)
+            self.placement = self._start(training, scoring, reads)
             if (judge := self.groups.get("reward")) is not None and (section := run.reward_model) is not None:
                 rewards.append(PanelReward(label=section.label, reward=ModelReward(judge), weight=section.weight,
                                            timeout_s=section.timeout_s))  # fmt: skip
@@ -63,7 +66,7 @@ class Session:
         return PanelReward(label=section.label or section.name, reward=resolve("rewards", section.name)(section),
                            weight=section.weight, timeout_s=section.timeout_s)  # fmt: skip
 
-    def _start(self, training: bool, scoring: bool) -> str:
+    def _start(self, training: bool, scoring: bool, reads: tuple[Path, ...]) -> str:
         """Start all groups and load their models; returns a line that draws who is where."""
         run, roles, plans = self.run, ["actor"], list[GroupPlan]()
         if run.rollout is not None:
@@ -77,7 +80,7 @@ class Session:
                 roles.append("ref")
             else:
                 plans.append(GroupPlan(name="ref", worker=POLICY_WORKER, roles=("ref",)))
-        policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles))
+        policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles), reads=reads)
         self.groups = self.executor.start([policy, *plans], run)
         self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
         self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
@@ -85,10 +88,12 @@ class Session:
 
     def _init_model(self, plan: GroupPlan) -> str:
         group = self.groups[plan.name]
+        group.answered = self.phases.answered
         device = group.call("init_model")  # of the policy comes last: its rollout takes the memory that is left
         devices = [device] if isinstance(device, str) else device
         kinds = " and ".join(f"{devices.count(kind)} x {kind}" for kind in dict.fromkeys(devices))
-        return f"{' + '.join(plan.roles)} on {kinds if group.world_size > 1 else device}"
+        on = kinds if group.world_size > 1 else device
+        return f"{' + '.join(plan.roles)} on {on}" + (f", {group.where}" if group.where else "")
 
     def _take_metrics(self) -> dict[str, float]:
         """What the groups measured, summed by name."""

@@ -17,6 +17,8 @@ from drivetrain.seam.loading import UNUSABLE
 from drivetrain.seam.registry import get_registry, resolve
 
 MANY_CALLS = 1000
+#: calls that wait, and that a later one takes the place of
+OUTDATES = {"phase": ("phase", "ranks"), "ranks": ("ranks",)}
 #: for all background trackers together, after the run
 DRAIN_S = 60.0
 
@@ -34,6 +36,9 @@ class Tracking:
 
     def phase(self, phase: str) -> None:
         self._each("phase", self.progress.step, phase)
+
+    def ranks(self, phase: str, done: int, asked: int) -> None:
+        self._each("ranks", self.progress.step, phase, done, asked)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._each("metrics", step, dict(metrics))
@@ -101,7 +106,7 @@ class _Background(_Direct):
 
     def __call__(self, *call: Any) -> None:
         with self._changed:
-            if len(self._calls) > 1 and self._calls[-1][0] == call[0] == "phase":
+            while len(self._calls) > 1 and self._calls[-1][0] in OUTDATES.get(call[0], ()):
                 self._calls.pop()
             self._calls.append(call)
             self._changed.notify_all()

@@ -23,5 +23,5 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         **{name: "drivetrain-report" for name in ("console", "report")},
         **{name: "drivetrain-trackers" for name in ("csv", "parquet", "tensorboard", "wandb", "mlflow")},
     },
-    "commands": {"report": "drivetrain-report"},
+    "commands": {"report": "drivetrain-report", "submit": "drivetrain-executor-ray"},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,9 @@ class RayConfig(PluginConfig):
         1, gt=0, description="1: all roles of a pool share processes. Over 1: every worker group has processes of its "
         "own, and this many share a device.",
     )  # fmt: skip
+    preflight: Literal["refuse", "warn"] = Field(
+        "refuse", description="What happens if a node lacks a path or has other versions than the driver."
+    )
     start_timeout_s: float = Field(300.0, gt=0, description="Longest wait for resources, and for processes to start.")
     call_timeout_s: float = Field(1800.0, gt=0, description="Longest wait for a call, and in a collective call.")
     log_lines: int = Field(20, ge=0, description="Last lines of a worker's log that an error quotes.")

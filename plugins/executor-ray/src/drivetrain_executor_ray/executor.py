@@ -28,8 +28,10 @@ class RayExecutor(Executor):
         from drivetrain_executor_ray.devices import has_devices
         from drivetrain_executor_ray.groups import RayClassWithInitArgs, RayWorkerGroup, create_colocated_worker_cls
         from drivetrain_executor_ray.manager import ResourcePoolManager
+        from drivetrain_executor_ray.preflight import absolute, check_nodes
         from drivetrain_executor_ray.settings import Settings
 
+        run = absolute(run)
         self._crew = Crew()
         placement = c.placement(run)
         pools = ResourcePoolManager(
@@ -39,9 +41,13 @@ class RayExecutor(Executor):
         )  # fmt: skip
         settings = Settings(
             start_timeout_s=c.start_timeout_s, call_timeout_s=c.call_timeout_s, log_lines=c.log_lines,
-            log_dir=run.trainer.run_dir.absolute() / "logs", reference_bytes=c.reference_bytes,
+            log_dir=run.trainer.run_dir / "logs", reference_bytes=c.reference_bytes,
         )  # fmt: skip
-        self._crew.add([], pools.create_resource_pool(c.start_timeout_s))
+        reserved = pools.create_resource_pool(c.start_timeout_s)
+        self._crew.add([], reserved)
+        reads = [("checkpoint", path.absolute()) for plan in plans for path in plan.reads]
+        check_nodes([part.node_id for part in reserved], [*run.inputs(), *reads], run.trainer.run_dir,
+                    timeout_s=c.start_timeout_s, refuse=c.preflight == "refuse")  # fmt: skip
         groups: dict[str, WorkerGroup] = {}
         made = {plan.name: RayClassWithInitArgs(import_target(plan.worker), config=run, role="_".join(plan.roles))
                 for plan in plans}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,13 +39,27 @@ class CallFailure(Exception):
         self.rank, self.how, self.raised, self.cause = rank, how, raised, cause
 
 
-def replies(refs: Mapping[Any, int], deadline: float, limit_s: float) -> list[Reply]:
+def ranks_by_node(ranks: Sequence[Rank], driver: str) -> str:
+    """Ranks of each node, such as ``ranks 0-7 on 10.0.0.1, 8-15 on 10.0.0.2``; empty if all are on the driver's."""
+    parts = []
+    for node_id, group in itertools.groupby(ranks, key=lambda rank: rank.place.node_id):
+        there = list(group)
+        span = "-".join(map(str, dict.fromkeys((there[0].rank, there[-1].rank))))
+        if len(there) < len(ranks) or node_id != driver:
+            parts.append(f"{span} on {there[0].place.address}")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}" if parts else ""
+
+
+def replies(
+    refs: Mapping[Any, int], deadline: float, limit_s: float, answered: Callable[[int, int], None]
+) -> list[Reply]:
     """Wait for the replies of all ranks; they come in the order of ``refs``.
 
     Args:
         refs: what each rank was asked, and the rank.
         deadline: when to give up, on the clock ``time.monotonic``.
         limit_s: seconds that this allowed.
+        answered: told how many have replied, and of how many.
 
     Raises:
         CallFailure: a rank died, raised or did not answer in time.
@@ -69,6 +84,7 @@ def replies(refs: Mapping[Any, int], deadline: float, limit_s: float) -> list[Re
             else:
                 if raised := got[ref].raised:
                     failures.append(CallFailure(raised.rank, f"raised {raised.kind}: {raised.text}", raised=raised))
+        answered(len(got), len(refs))
         if failures:
             until = min(until, time.monotonic() + GRACE_S)
     if failures:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from drivetrain import DataProto, RankLayout, UserError, Worker, WorkerError, Wo
 from drivetrain_executor_ray import crew as crews
 from drivetrain_executor_ray.crew import Crew
 from drivetrain_executor_ray.devices import keep_visible
-from drivetrain_executor_ray.failures import CallFailure, Rank, replies, worker_error
+from drivetrain_executor_ray.failures import CallFailure, Rank, ranks_by_node, replies, worker_error
 from drivetrain_executor_ray.feasibility import address_key
 from drivetrain_executor_ray.futures import FutureBatch, FutureResult, is_pending, waited
 from drivetrain_executor_ray.pools import RayResourcePool, reserve
@@ -135,11 +135,14 @@ class _Processes:
             asked[actor.start.remote(self.role, sent, path, stand)] = rank
         self.wait(asked, _START, time.monotonic() + timeout_s, timeout_s, self.role)
 
-    def wait(self, refs: Mapping[Any, int], call: str, deadline: float, limit_s: float, role: str) -> list[Any]:
+    def wait(
+        self, refs: Mapping[Any, int], call: str, deadline: float, limit_s: float, role: str,
+        answered: Callable[[int, int], None] = WorkerGroup.answered,
+    ) -> list[Any]:  # fmt: skip
         """The replies of ranks; a failure ends the whole crew."""
         if self.crew.failure is None:
             try:
-                return replies(refs, deadline, limit_s)
+                return replies(refs, deadline, limit_s, answered)
             except CallFailure as failure:
                 self.crew.failure = self.error(failure, call, role)
         raise self.crew.failure  # here, for its cause is what the worker raised
@@ -191,6 +194,7 @@ class RayWorkerGroup(WorkerGroup):
         self._prepare()
 
     def _prepare(self) -> None:
+        self.where = ranks_by_node(self._processes.ranks, ray.get_runtime_context().get_node_id())
         self._layouts: dict[str, list[RankLayout]] = {}
         self._moved_bytes, self._moved_seconds = 0, 0.0
         self._counted: dict[Any, Any] = {}
@@ -344,7 +348,8 @@ class Pending:
         for pending in self._after:
             pending.settle()
         group, processes = self._group, self._group._processes
-        self._replies = processes.wait(self.refs, self._method, self.deadline, self._limit_s, group._role)
+        self._replies = processes.wait(self.refs, self._method, self.deadline, self._limit_s, group._role,
+                                       group.answered)  # fmt: skip
         processes.under_way.remove(self)
         group._received(self._replies, list(self.refs.values()), self._mesh)
         self._after = ()

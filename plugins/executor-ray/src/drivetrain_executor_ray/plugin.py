@@ -1,10 +1,10 @@
-"""What this distribution offers: the executor ``ray``. Imports neither torch nor Ray."""
+"""What this distribution offers: the executor ``ray`` and the command ``submit``. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivetrain import ExecutorSpec, hookimpl
+from drivetrain import CommandSpec, ExecutorSpec, hookimpl
 
 
 @hookimpl
@@ -16,4 +16,14 @@ def drivetrain_executors() -> Iterable[ExecutorSpec]:
         factory="drivetrain_executor_ray.executor:RayExecutor",
         config="drivetrain_executor_ray.config:RayConfig",
         provides=("executor.placement",),
+    )
+
+
+@hookimpl
+def drivetrain_commands() -> Iterable[CommandSpec]:
+    """The command ``submit``."""
+    yield CommandSpec(
+        name="submit",
+        summary="Train on a Ray cluster as one of its jobs.",
+        factory="drivetrain_executor_ray.submit:submit",
     )

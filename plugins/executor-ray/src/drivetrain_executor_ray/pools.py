@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from drivetrain import UserError
 from drivetrain_executor_ray.devices import ray_resource
@@ -29,6 +34,11 @@ class Reservation:
     def demand(self) -> Demand:
         """What is asked of the cluster."""
         return Demand(what=self.what, bundles=self.bundles, bundle=self.bundle)
+
+    @property
+    def node_id(self) -> str:
+        """The node of all bundles, once they are had."""
+        return str(next(iter(placement_group_table(self.group)["bundles_to_node_id"].values())))
 
     def remove(self) -> None:
         """Give the bundles back."""

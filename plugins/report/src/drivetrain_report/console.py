@@ -57,6 +57,10 @@ class ConsoleTracker(Tracker):
         if self._progress:
             self._progress.enter(step, phase)
 
+    def ranks(self, step: int, phase: str, done: int, asked: int) -> None:
+        if self._progress:
+            self._progress.answer(phase, done, asked)
+
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._progress is None:
             return

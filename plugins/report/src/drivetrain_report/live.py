@@ -84,7 +84,9 @@ class LiveView:
         if progress.phase:
             name, since = progress.phase
             spent = duration(progress.clock() - since)
-            now = Text.assemble(("now ", "bright_black"), plain(name.replace("_", " ")), (f"  {spent}", "bright_black"))
+            ranks = f"  {progress.ranks[0]} of {progress.ranks[1]} ranks done" if progress.ranks else ""
+            now = Text.assemble(("now ", "bright_black"), plain(name.replace("_", " ")),
+                                (f"  {spent}{ranks}", "bright_black"))  # fmt: skip
             lines.append(_line(now, width))
         return lines
 

@@ -25,6 +25,7 @@ class Progress:
         steps_planned: steps of the whole run, if the config says.
         steps_done: the last step that is complete.
         phase: name of the current phase, with the time it began.
+        ranks: how many ranks have answered the call of the current phase, and of how many; None while none has.
         phase_s: seconds spent in each phase in this session.
         lock: held while something changes, and by the thread that draws while it looks.
     """
@@ -40,14 +41,21 @@ class Progress:
         self.steps_planned = planned_steps(self.config)
         self.steps_done = info.first_step - 1
         self.phase: tuple[str, float] | None = None
+        self.ranks: tuple[int, int] | None = None
         self.phase_s: dict[str, float] = {}
         self._marks: deque[tuple[int, float]] = deque([(self.steps_done, self.began)], maxlen=PACE_STEPS)
 
     def enter(self, step: int, phase: str) -> None:
         """The step has entered a phase."""
         with self.lock:
-            self.phase = (phase, self.clock())
+            self.phase, self.ranks = (phase, self.clock()), None
             self._reach(step - 1)
+
+    def answer(self, phase: str, done: int, asked: int) -> None:
+        """Some ranks have answered a call; one that all have answered is over."""
+        with self.lock:
+            if self.phase and self.phase[0] == phase:
+                self.ranks = (done, asked) if done < asked else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step has logged its metrics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +80,10 @@ class HuggingFaceConfig(RecordConfig):
     path: str = Field(description="Name on the hub, or a folder, saved with save_to_disk or not.")
     subset: str | None = Field(None, description="Configuration of a dataset on the hub that has several.")
     split: str = Field("train", description="Split of the dataset.")
+
+    def inputs(self) -> Iterator[tuple[str, Path]]:
+        if Path(self.path).exists():
+            yield "path", Path(self.path)
 
 
 # -- rewards --------------------------------------------------------------------------------------------------------

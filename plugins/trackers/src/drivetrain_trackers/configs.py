@@ -6,12 +6,12 @@ import importlib.util
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from drivetrain import PluginConfig, RunConfig
-from drivetrain.config import Problem
+from drivetrain.config import Problem, Written
 
 
 class NeedyConfig(PluginConfig):
@@ -53,7 +53,9 @@ class TensorBoardConfig(NeedyConfig):
 
     extra: ClassVar[str] = "tensorboard"
 
-    dir: Path | None = Field(None, description="Folder of the event files. Omitted: tensorboard in the run folder.")
+    dir: Annotated[Path | None, Written()] = Field(
+        None, description="Folder of the event files. Omitted: tensorboard in the run folder."
+    )
     samples: int = Field(8, ge=0, description="Samples of an evaluation that are written as text.")
 
 
@@ -70,7 +72,9 @@ class WandbConfig(NeedyConfig):
     mode: Literal["online", "offline", "disabled"] | None = Field(
         None, description="offline keeps all for `wandb sync`. Omitted: WANDB_MODE, else online."
     )
-    dir: Path | None = Field(None, description="Folder in which W&B makes its folder wandb. Omitted: the run folder.")
+    dir: Annotated[Path | None, Written()] = Field(
+        None, description="Folder in which W&B makes its folder wandb. Omitted: the run folder."
+    )
 
 
 class MlflowConfig(NeedyConfig):
