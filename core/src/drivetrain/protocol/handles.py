@@ -76,7 +76,9 @@ class RowView(ColumnHandle):
         starts = np.cumsum([0, *(source.shape[0] for source in self.sources)])
         which = np.searchsorted(starts, self.rows, side="right") - 1  # the number of each row's source
         places = {number: np.flatnonzero(which == number) for number in np.unique(which)}  # no other is read
-        parts = [self.sources[number].read_rows(self.rows[at] - starts[number]) for number, at in places.items()]
+        parts: list[Tensor] = [
+            self.sources[number].read_rows(self.rows[at] - starts[number]) for number, at in places.items()
+        ]
         if len(parts) == 1:
             return parts[0]
         joined: Tensor = take(torch.cat(parts), np.argsort(np.concatenate(list(places.values()))))
