@@ -20,7 +20,7 @@ from drivetrain_executor_ray import (
     Settings,
     create_colocated_worker_cls,
 )
-from drivetrain_executor_ray.transport import RayColumn, pack, unpack
+from drivetrain_executor_ray.transport import SENT_BYTES, RayColumn, pack, unpack
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +110,26 @@ def test_a_batch_that_arrived_can_be_written_to(groups: dict[str, RayWorkerGroup
     out = groups["a"].double(numbers(4))
     out["y"][0, 0] = 7
     assert out["y"][0, 0] == 7
+
+
+def test_what_moves_is_counted_where_it_is_written_and_where_it_is_read(groups: dict[str, RayWorkerGroup]) -> None:
+    groups["a"].take_metrics()
+    out = groups["a"].double(numbers(6))
+    x, rank = 6 * 3 * 8, 6 * 8
+    assert groups["a"].take_metrics()["transfer/bytes"] == 2 * x + x + 2 * rank  # x there; y, rank and pid lie there
+    assert out["y"].shape == (6, 3)
+    assert groups["a"].take_metrics()["transfer/bytes"] == x
+
+
+def test_a_large_column_is_sent_once_until_it_is_written_to(groups: dict[str, RayWorkerGroup]) -> None:
+    batch = numbers(SENT_BYTES // 8)
+    size = batch["x"].numel() * 8
+    groups["b"].take_metrics()
+    moved = []
+    for _ in range(2):
+        assert to_floats(groups["b"].total(batch)) == {"x": float(batch["x"].sum())}
+        moved.append(groups["b"].take_metrics()["transfer/bytes"])
+    assert moved == [2 * size, size]
+    batch["x"][0, 0] = 1000
+    assert to_floats(groups["b"].total(batch)) == {"x": float(batch["x"].sum())}
+    assert groups["b"].take_metrics()["transfer/bytes"] == 2 * size

@@ -75,7 +75,7 @@ class RowView(ColumnHandle):
             return torch.empty(self.shape, dtype=self.dtype)
         starts = np.cumsum([0, *(source.shape[0] for source in self.sources)])
         which = np.searchsorted(starts, self.rows, side="right") - 1  # the number of each row's source
-        places = {number: np.flatnonzero(which == number) for number in np.unique(which)}  # no other is read
+        places = {int(number): np.flatnonzero(which == number) for number in np.unique(which)}  # no other is read
         parts: list[Tensor] = [
             self.sources[number].read_rows(self.rows[at] - starts[number]) for number, at in places.items()
         ]
