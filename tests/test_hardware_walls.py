@@ -39,7 +39,7 @@ def test_a_vendors_module_stands_in_the_plugins_about_it_alone(words: str) -> No
     assert not found
 
 
-@pytest.mark.parametrize(("words", "home"), [(words, home) for words, homes in VENDORS.items() for home in homes
+@pytest.mark.parametrize(("words", "home"), [(words, home) for words, homes in VENDORS.items() for home in sorted(homes)
                                              if home.startswith("plugins/hardware")])  # fmt: skip
 def test_the_search_finds_what_it_looks_for(words: str, home: str) -> None:
     texts = [path.read_text() for path in (ROOT / home / "src").rglob("*.py")]
