@@ -92,26 +92,28 @@ def test_the_cpu_says_what_it_is(cpu: CPU) -> None:
     assert cpu.components() == () and cpu.ray_noset_variable is None
 
 
+class Chips(CPU):
+    visible_devices_variable = "CHIPS"
+
+
 @pytest.mark.parametrize(("visible", "assigned", "index"), [(None, "3", 3), ("", "1", 1), ("4, 6", "6", 1),
                                                             ("GPU-a,GPU-b", "GPU-a", 0)])  # fmt: skip
 def test_a_scheduler_counts_all_devices_and_a_process_those_it_sees(
-    cpu: CPU, monkeypatch: pytest.MonkeyPatch, visible: str | None, assigned: str, index: int
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, assigned: str, index: int
 ) -> None:
-    monkeypatch.setattr(cpu, "visible_devices_variable", "CHIPS")
     monkeypatch.delenv("CHIPS", raising=False)
     if visible is not None:
         monkeypatch.setenv("CHIPS", visible)
-    assert cpu.local_index_of(assigned) == index
+    assert Chips.local_index_of(assigned) == index
 
 
-def test_a_device_that_is_not_visible(cpu: CPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "visible_devices_variable", "CHIPS")
+def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHIPS", "4,6")
     with pytest.raises(UserError, match=r"device 5 is not visible to this process \(CHIPS=4,6\)"):
-        cpu.local_index_of("5")
+        Chips.local_index_of("5")
     monkeypatch.delenv("CHIPS")
     with pytest.raises(UserError, match="device GPU-a is not visible"):
-        cpu.local_index_of("GPU-a")
+        Chips.local_index_of("GPU-a")
 
 
 @pytest.mark.parametrize(
