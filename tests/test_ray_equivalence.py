@@ -58,3 +58,13 @@ def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, metrics
         for alone, together in zip(one, many):
             for key in keys:
                 assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
+
+
+def test_the_quickstart_runs_on_two_processes(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train",
+               "examples/quickstart/grpo.yaml", "executor.name=ray", "executor.processes=2", "trainer.steps=3",
+               f"trainer.run_dir={tmp_path / 'run'}"]  # fmt: skip
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "placement: actor + rollout on 2 x " in done.stdout and "3 of 3 steps" in done.stdout

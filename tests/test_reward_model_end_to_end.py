@@ -105,3 +105,16 @@ def test_what_is_wrong_is_said_before_the_first_step(tmp_path: Path, drivetrain)
     assert "has 2 labels; there is no label 2" in out.stderr
     out = drivetrain("train", grpo, *more, f"reward_model.model.path={tmp_path / 'model'}", "--overwrite", code=2)
     assert "LlamaForCausalLM, which has no classification head" in out.stderr
+
+
+def test_two_processes_judge_as_one_does(tmp_path: Path, drivetrain) -> None:
+    _, grpo = tiny.write_configs(tmp_path)
+    shared = [*settings(tmp_path), "rewards=[]", "trainer.steps=1", "hybrid_engine.name=colocated"]
+    drivetrain("train", grpo, *shared, f"trainer.run_dir={tmp_path / 'one'}")
+    out = drivetrain("train", grpo, *shared, f"trainer.run_dir={tmp_path / 'two'}", "executor.name=ray",
+                     "executor.processes=2")  # fmt: skip
+    assert "reward on 2 x " in out.stdout
+    one, two = (metrics_of(tmp_path / name)[1] for name in ("one", "two"))
+    for name in ("train/reward", "train/loss", "train/grad_norm"):
+        assert two[name] == pytest.approx(one[name], rel=1e-5, abs=1e-6), name
+    assert one["train/grad_norm"] > 0
