@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import drivetrain.errors  # noqa: F401 - the package under test is importable before processes start
 
-STEPS = 20
+STEPS = 40
 KILLS = 7
 #: batches of 30 of 100 prompts cross an epoch's end; a checkpoint every second step
 SETTINGS = ["data.batch_prompts=30", f"trainer.steps={STEPS}", "trainer.save_every=2", "trainer.eval_every=5",
@@ -80,7 +80,7 @@ def kill_somewhere(process: subprocess.Popen[bytes], run_dir: Path, draw: random
     else:
         target = steps_logged(run_dir) + draw.randint(1, 3)
         reached = wait(process, lambda: steps_logged(run_dir) >= target)
-        time.sleep(draw.uniform(0, 0.2) * reached)
+        time.sleep(draw.uniform(0, 0.1) * reached)
     process.send_signal(how)
     process.wait(timeout=300)
     return reached and process.returncode != 0
