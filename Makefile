@@ -17,7 +17,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/drivetrain train examples/quickstart/grpo.yaml --overwrite
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest core/tests plugins/[a-z]*/tests tests $(ARGS)
+	$(BIN)/python -m pytest tests core/tests plugins/[a-z]*/tests $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
