@@ -43,6 +43,14 @@ def mine(marker: str) -> list[int]:
     return found
 
 
+def title(pid: int) -> str:
+    """What a process calls itself; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def finishes(process: subprocess.Popen[str]) -> str:
     out, _ = process.communicate(timeout=200)
     return out
