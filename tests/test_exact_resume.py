@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import drivetrain.errors  # noqa: F401 - the package under test is importable before processes start
 
-STEPS = 40
-KILLS = 7
+STEPS = 30
+KILLS = 6
 #: batches of 30 of 100 prompts cross an epoch's end; a checkpoint every second step
 SETTINGS = ["data.batch_prompts=30", f"trainer.steps={STEPS}", "trainer.save_every=2", "trainer.eval_every=5",
             "trainer.keep_checkpoints=3"]  # fmt: skip
