@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -97,8 +97,7 @@ class Session:
 
     def _take_metrics(self) -> dict[str, float]:
         """What the groups measured, summed by name."""
-        taken = [group.take_metrics() for group in self.groups.values()]
-        return {name: sum(one.get(name, 0.0) for one in taken) for name in {name for one in taken for name in one}}
+        return _by_name(sum, [group.take_metrics() for group in self.groups.values()])
 
     def _roles(self) -> Roles:
         pad = pad_token_id(self.tokenizer)
@@ -117,9 +116,7 @@ class Session:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         found = self.policy.call(method, *args)
         ranks = found if isinstance(found, list) else [found]
-        return {
-            name: max(rank.get(name, 0.0) for rank in ranks) for name in {name: None for rank in ranks for name in rank}
-        }
+        return _by_name(max, ranks)
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""
@@ -146,3 +143,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _by_name(merge: Callable[[list[float]], float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One number for each name, from those of the parts; a part without it counts as 0."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: merge([part.get(name, 0.0) for part in parts]) for name in names}
