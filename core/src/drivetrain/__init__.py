@@ -22,8 +22,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "WeightTransportSpec",
     ),
     "config": (
-        "AlgorithmConfig", "DatasetConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "Problem", "RewardConfig",
-        "RolloutConfig", "RunConfig", "Section", "check_options", "chosen_options",
+        "AlgorithmConfig", "DatasetConfig", "ModelConfig", "OptimizerConfig", "PluginConfig", "PolicyGradientConfig",
+        "Problem", "RewardConfig", "RolloutConfig", "RunConfig", "Section", "check_options", "chosen_options",
     ),
     "config.resolve": ("load_config",),
     "contracts": (
@@ -45,6 +45,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
     "driver.advantage": ("compute_advantage",),
+    "driver.policy_gradient": ("PolicyGradient",),
     "workers": (
         "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "RewardModelWorker", "Worker",
         "dispatch_call", "register", "registration",

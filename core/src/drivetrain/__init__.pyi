@@ -20,6 +20,7 @@ from drivetrain.config import DatasetConfig as DatasetConfig
 from drivetrain.config import ModelConfig as ModelConfig
 from drivetrain.config import OptimizerConfig as OptimizerConfig
 from drivetrain.config import PluginConfig as PluginConfig
+from drivetrain.config import PolicyGradientConfig as PolicyGradientConfig
 from drivetrain.config import Problem as Problem
 from drivetrain.config import RewardConfig as RewardConfig
 from drivetrain.config import RolloutConfig as RolloutConfig
@@ -61,6 +62,7 @@ from drivetrain.contracts import TrainingBackend as TrainingBackend
 from drivetrain.contracts import WeightTransport as WeightTransport
 from drivetrain.contracts import WorkerGroup as WorkerGroup
 from drivetrain.driver.advantage import compute_advantage as compute_advantage
+from drivetrain.driver.policy_gradient import PolicyGradient as PolicyGradient
 from drivetrain.driver.roles import Roles as Roles
 from drivetrain.errors import CheckpointError as CheckpointError
 from drivetrain.errors import ConfigError as ConfigError

@@ -256,12 +256,6 @@ def test_errors_cross_processes(load: Load) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "a (b)\n  d            e\n  what to do   c"
 
 
-def test_a_group_of_one_is_refused_by_the_algorithm_that_compares_within_groups(registry: Registry) -> None:
-    sections = pytest.importorskip("drivetrain_algo_grpo.config")
-    with pytest.raises(ValueError, match="greater than or equal to 2"):
-        sections.GRPOConfig(name="grpo", group_size=1)
-
-
 def test_the_program_answers_the_users_mistakes_with_two(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["config", "run.yaml", "trainer.steps=ten"], ["config", "gone.yaml"], ["train", "run.yaml", "x"]):
         assert program(*words) == 2

@@ -28,9 +28,13 @@ from drivetrain.seam.discovery import scan
         (["algorithm.policy_loss=kl", "algorithm.clip_low=0.1"], "policy loss 'kl' does not read 'clip_low'"),
         (["algorithm.policy_loss=entropy"], "does not read 'clip_high'"),  # which the file sets
         (["algorithm.policy_loss_args={clip_middle: 1}"], "has no option 'clip_middle'"),
+        (["algorithm.advantage=gae"], "needs values, which algorithm 'grpo' does not have"),
+        (["algorithm.rollout_is=token", "algorithm.old_log_probs=rollout"], "takes the rollout's for both"),
+        (["algorithm.rollout_is_threshold=3"], "is not read while rollout_is is none"),
+        (["algorithm.rollout_is=token", "algorithm.policy_loss=kl"], "does not read importance weights"),
         (["algorithm.advantage=gae", "algorithm.epsilon=0.1"], "advantage estimator 'gae' does not read 'epsilon'"),
         (["algorithm.advantage=gropo"], "unknown advantage estimator 'gropo'"),
-        (["rollout.temperature=0"], "draws every sample of a group alike"),
+        (["rollout.temperature=0"], "greedy sampling draws every sample alike"),
         (["ref.backend.name=fsdp"], "has no role ref"),
     ],
 )

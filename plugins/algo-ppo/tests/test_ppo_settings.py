@@ -22,7 +22,7 @@ from drivetrain_algo_ppo.plugin import drivetrain_algorithms
         (["algorithm.old_log_probs=rollout", "rollout.top_p=0.9"], "not the policy's"),
         (["rollout.temperature=0"], "tries nothing that could turn out better"),
         (["algorithm.aggregation=seq-mean-token-sum-norm"], "divides by a constant length"),
-        (["algorithm.scale=6"], "divides by a constant length"),
+        (["algorithm.scale=6"], "does not divide by a constant length"),
         (["algorithm.kl_kind=k3"], "is not read while kl_coef is 0"),
         (["algorithm.kl_controller=adaptive"], "is not read while kl_coef is 0"),
         (["algorithm.kl_coef=0.1", "algorithm.target_kl=1"], "is not read while kl_controller is fixed"),
@@ -54,7 +54,7 @@ def test_what_it_needs_is_said() -> None:
 
 
 def test_another_estimator_can_be_selected(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drivetrain_algo_ppo import algorithm
+    from drivetrain.driver import policy_gradient
 
     asked = {}
 
@@ -62,7 +62,7 @@ def test_another_estimator_can_be_selected(run_file: Path, monkeypatch: pytest.M
         asked[estimator] = options
         return compute_advantage(batch, "gae")
 
-    monkeypatch.setattr(algorithm, "compute_advantage", recorded)
+    monkeypatch.setattr(policy_gradient, "compute_advantage", recorded)
     with rig.opened(run_file, "algorithm.advantage_args={lam: 0.5}") as made:
         made.collect()
     assert asked == {"gae": {"gamma": 0.9, "lam": 0.5}}

@@ -26,6 +26,7 @@ def drivetrain_advantage_estimators() -> Iterable[AdvantageEstimatorSpec]:
         factory="drivetrain.numerics:gae_advantage",
         scope="batch",
         options=("gamma", "lam"),
+        needs=("values",),
     )
 
 
@@ -37,6 +38,7 @@ def drivetrain_policy_losses() -> Iterable[PolicyLossSpec]:
         factory="drivetrain.numerics:clip",
         scope="token",
         options=("clip_low", "clip_high", "clip_dual", "aggregation", "scale"),
+        weighted=True,
     )
     yield PolicyLossSpec(
         name="kl",

@@ -26,10 +26,12 @@ from drivetrain.config.models import (
     ScheduleConfig,
     TrainerConfig,
 )
+from drivetrain.config.policy_gradient import PolicyGradientConfig
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "HealthConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "Problem", "ReferenceConfig",
+    "HealthConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "PolicyGradientConfig",
+    "Problem", "ReferenceConfig",
     "RewardConfig", "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig",
     "Written", "check_options", "chosen_options",
 ]  # fmt: skip

@@ -76,7 +76,15 @@ class FunctionSpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageEstimatorSpec(FunctionSpec, hook="advantage_estimators", noun="advantage estimator"):
-    """An advantage estimator: a pure function of columns (see ``drivetrain.contracts.AdvantageEstimator``)."""
+    """An advantage estimator: a pure function of columns (see ``drivetrain.contracts.AdvantageEstimator``).
+
+    Attributes:
+        needs: columns that it reads besides rewards and mask, such as ``values``.
+        compares_samples: whether it compares the samples of a prompt, so that one of each would teach nothing.
+    """
+
+    needs: tuple[str, ...] = ()
+    compares_samples: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +93,11 @@ class PolicyLossSpec(FunctionSpec, hook="policy_losses", noun="policy loss"):
 
     Attributes:
         needs: the model outputs that carry gradient in this term.
+        weighted: whether it multiplies the loss of each token by the column ``rollout_is_weights``, if that is there.
     """
 
     needs: tuple[Literal["log_probs", "entropy", "values"], ...] = ("log_probs",)
+    weighted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,4 +26,5 @@ def drivetrain_advantage_estimators() -> Iterable[AdvantageEstimatorSpec]:
         factory="drivetrain.numerics:group_advantage",
         scope="group",
         options=("normalize_by_std", "epsilon"),
+        compares_samples=True,
     )

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain import Algorithm, LossTerm, compute_advantage
+from drivetrain import LossTerm, PolicyGradient
 from drivetrain.metrics import Mean, Metric, merge_metrics
-from drivetrain.numerics import fill_masked, kl_penalty, masked_sum, masked_var
+from drivetrain.numerics import masked_sum, masked_var
 from drivetrain_algo_ppo.config import PPOConfig
 from drivetrain_algo_ppo.kl_control import KLController
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from drivetrain import DataProto, Roles
 
 
-class PPO(Algorithm):
+class PPO(PolicyGradient):
     """Proximal policy optimization.
 
     Draw answers from the policy and score them; the reward of a token is its score less ``kl_coef`` times its KL
@@ -35,23 +33,16 @@ class PPO(Algorithm):
         self.steps = 0
 
     def collect(self, roles: Roles, prompts: DataProto) -> DataProto:
-        c = self.config
-        batch = roles.rollout.generate(prompts, samples=c.group_size)
-        batch = roles.rewards.score(batch)
-        if c.old_log_probs == "rollout":
-            batch = batch.with_columns(old_log_probs=batch["rollout_log_probs"])
-        else:
-            batch = roles.actor.log_probs(batch)
+        batch = self.log_probs(roles, self.sample(roles, prompts))
         rewards = batch["token_level_scores"]
-        if c.kl_coef > 0:
-            batch = roles.ref.log_probs(batch)
-            rewards = rewards - self.kl_ctrl.value * self._kl(batch)
+        if self.config.kl_coef > 0:
+            rewards = rewards - self.kl_ctrl.value * self.kl(batch)
         batch = roles.critic.values(batch.with_columns(token_level_rewards=rewards))
-        return compute_advantage(batch, c.advantage, **c.advantage_options())
+        return self.advantages(batch)
 
     def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
         c = self.config
-        metrics = [self._batch_metrics(batch)]
+        metrics = [self.batch_metrics(batch)]
         self.steps += 1
         for epoch in range(c.epochs):
             for mini_batch in roles.actor.mini_batches(batch, epoch):
@@ -59,7 +50,7 @@ class PPO(Algorithm):
                 if self.steps > c.critic_warmup_steps:
                     metrics.append(roles.actor.update(mini_batch, *self.loss_terms("actor")))
         if c.kl_coef > 0:
-            self.kl_ctrl.update(float(self._kl(batch).sum()) / len(batch), len(batch))
+            self.kl_ctrl.update(float(self.kl(batch).sum()) / len(batch), len(batch))
         return merge_metrics(metrics)
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,34 +66,18 @@ class PPO(Algorithm):
         if role == "critic":
             args = {"clip_range": c.clip_value, "aggregation": c.aggregation, "scale": c.scale}
             return (LossTerm("value_clip", args=args),)
-        return (
-            LossTerm(c.policy_loss, args=c.policy_loss_options()),
-            LossTerm("entropy", weight=c.entropy_coef, args={"aggregation": c.aggregation, "scale": c.scale}),
-        )
+        return [term for term in super().loss_terms(role) if term.name != "kl"]  # it is charged to the reward
 
-    def _kl(self, batch: DataProto) -> Tensor:
-        """Per-token KL divergence from the reference policy, zero beyond the mask (rows, response)."""
-        kl = kl_penalty(batch["old_log_probs"], batch["ref_log_probs"], self.config.kl_kind)
-        return fill_masked(kl, batch["response_mask"])
-
-    def _batch_metrics(self, batch: DataProto) -> dict[str, Metric]:
-        """What the terms of the objectives do not tell by themselves."""
-        c, mask = self.config, batch["response_mask"]
+    def batch_metrics(self, batch: DataProto) -> dict[str, Metric]:
+        mask = batch["response_mask"]
         tokens = mask.sum()
         unexplained = masked_var(batch["returns"] - batch["values"], mask) / masked_var(batch["returns"], mask)
-        metrics: dict[str, Metric] = {
+        metrics = super().batch_metrics(batch) | {
             "value": Mean(masked_sum(batch["values"], mask), tokens),
             "return": Mean(masked_sum(batch["returns"], mask), tokens),
             "explained_variance": Mean(1 - unexplained.nan_to_num(1.0, posinf=1.0), 1),
         }
-        if c.entropy_coef == 0:
-            # exact where log-probs were recomputed; else estimated from the drawn tokens, as the mean of -log p
-            entropy = batch["entropy"] if "entropy" in batch else -batch["rollout_log_probs"]
-            metrics["entropy"] = Mean(masked_sum(entropy, mask), tokens)
-        if c.old_log_probs == "recompute":
-            difference = (batch["old_log_probs"] - batch["rollout_log_probs"]).abs()
-            metrics["rollout_mismatch"] = Mean(masked_sum(difference, mask), tokens)
-        if c.kl_coef > 0:
-            metrics["kl"] = Mean(self._kl(batch).sum(), tokens)
+        if self.config.kl_coef > 0:
+            metrics["kl"] = Mean(self.kl(batch).sum(), tokens)
             metrics["kl_coef"] = Mean(self.kl_ctrl.value, 1)
         return metrics
