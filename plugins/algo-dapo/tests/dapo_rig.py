@@ -21,7 +21,7 @@ from drivetrain.seam.registry import get_registry, resolve
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>"}
 REWARDS = """
 def seldom(response: str) -> bool:
-    return response.startswith("7") or response.endswith("3")
+    return response[-1:] in ("3", "7")
 
 def always(response: str) -> bool:
     return True
@@ -32,7 +32,7 @@ def length(response: str) -> float:
 
 
 def write_run(folder: Path) -> Path:
-    """A policy, prompts of unequal length, rewards, and a config in which few prompts have answers of both kinds."""
+    """A policy, prompts of unequal length, rewards, and a config in which some prompts have answers of both kinds."""
     vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *"0123456789="])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

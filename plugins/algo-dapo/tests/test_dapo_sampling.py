@@ -15,7 +15,7 @@ from drivetrain import DataProto, UserError
 from drivetrain_algo_dapo.algorithm import DAPO
 from drivetrain_algo_dapo.config import DAPOConfig
 
-STEPS = 5
+STEPS = 4
 
 
 def mixed(batch: DataProto) -> list[str]:
@@ -28,38 +28,37 @@ def mixed(batch: DataProto) -> list[str]:
 
 @pytest.mark.parametrize("options, size", [([], 4), (["algorithm.round_prompts=9"], 9)])
 def test_prompts_are_drawn_until_a_batch_of_telling_ones_is_full(run_file: Path, options: list[str], size: int) -> None:
-    """Followed step by step by hand: the rounds are drawn again, by the same weights in the same step."""
     kept: list[str] = []
     ages: dict[str, int] = {}
-    had_surplus = False
-    with rig.opened(run_file, *options) as made, rig.opened(run_file, *options) as other:
+    had_surplus, drawn = False, 0
+    with rig.opened(run_file, *options) as made:
+        sample, rounds = made.dapo.sample, list[DataProto]()
+        made.dapo.sample = lambda *args: rounds.append(sample(*args)) or rounds[-1]
         for _ in range(STEPS):
+            rounds.clear()
             batch = made.collect()
             had_surplus |= bool(kept)
+            assert [len(rig.uids(part)) for part in rounds] == [4, *[size] * (len(rounds) - 1)]
             ages = {uid: age + 1 for uid, age in ages.items()}
-            rounds = 0
-            while rounds == 0 or len(kept) < 4:
-                prompts = other.roles.prompts.draw(size if rounds else 4)
-                drawn = other.roles.rewards.score(other.roles.rollout.generate(prompts, samples=3))
-                found = mixed(drawn)
-                ages |= dict.fromkeys(found, 0)
-                kept += found
-                rounds += 1
+            for number, part in enumerate(rounds):
+                assert number == 0 or len(kept) < 4  # not drawn in vain
+                kept += mixed(part)
+                ages |= dict.fromkeys(mixed(part), 0)
             assert rig.uids(batch) == kept[:4] and len(batch) == 12
             assert batch["surplus_age"].tolist() == [ages[uid] for uid in batch["uid"].tolist()]
             kept = kept[4:]
-            assert (rig.uids(made.dapo.surplus) if made.dapo.surplus else []) == kept and len(kept) < max(size, 4)
-            assert made.session.train_prompts.state_dict() == other.session.train_prompts.state_dict()
+            assert (rig.uids(made.dapo.surplus) if made.dapo.surplus else []) == kept and len(kept) < size
+            drawn += 4 + size * (len(rounds) - 1)
+            epoch, position = made.session.train_prompts.state_dict().values()
+            assert epoch * 24 + position == drawn
             made.learn(batch)
-            assert made.metrics["rounds"] == rounds and made.metrics["surplus_groups"] == len(kept)
-            other.dapo.learn(other.roles, batch)
+            assert made.metrics["rounds"] == len(rounds) and made.metrics["surplus_groups"] == len(kept)
             made.next_step()
-            other.next_step()
     assert had_surplus
 
 
 def test_the_surplus_keeps_the_log_probs_of_the_policy_that_drew_it(run_file: Path) -> None:
-    with rig.opened(run_file, "algorithm.round_prompts=60") as made:
+    with rig.opened(run_file, "algorithm.round_prompts=24") as made:
         batch = made.collect()
         surplus = made.dapo.surplus
         assert len(surplus) >= 12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo", "sft": "drivetrain-algo-sft"},
+    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("dapo", "grpo", "ppo", "sft")},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
