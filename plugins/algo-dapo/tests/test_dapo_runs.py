@@ -42,7 +42,7 @@ def test_a_run_that_resumes_with_a_surplus_takes_the_steps_that_it_would_have_ta
     whole, last = metrics(run_dir), kept(run_dir, 6)
     surpluses = {step: surplus for step in range(1, 6) if (surplus := kept(run_dir, step)) is not None}
     assert surpluses
-    for step, surplus in surpluses.items():
+    for step, surplus in list(surpluses.items())[-2:]:
         assert run(["train", str(run_dir / "config.yaml"), "--resume", str(checkpoints.folder_of(run_dir, step))]) == 0
         assert metrics(run_dir) == whole
         assert whole[step + 1]["train/surplus_age"] > 0 and whole[step]["train/surplus_groups"] == len(
@@ -55,8 +55,8 @@ def test_a_run_that_resumes_with_a_surplus_takes_the_steps_that_it_would_have_ta
 def test_a_surplus_that_does_not_fit_the_settings_is_refused(
     run_file: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(train(run_file, run_dir, "trainer.steps=6")) == 0
-    step = next(step for step in range(1, 6) if kept(run_dir, step) is not None)
+    assert run(train(run_file, run_dir, "trainer.steps=4")) == 0
+    step = next(step for step in range(1, 4) if kept(run_dir, step) is not None)
     resume = ["train", str(run_dir / "config.yaml"), "--resume", str(checkpoints.folder_of(run_dir, step))]
     assert run([*resume, "rollout.max_response_tokens=7"]) == 2
     said = capsys.readouterr().err

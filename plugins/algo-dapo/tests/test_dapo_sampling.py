@@ -60,22 +60,18 @@ def test_prompts_are_drawn_until_a_batch_of_telling_ones_is_full(run_file: Path,
 def test_the_surplus_keeps_the_log_probs_of_the_policy_that_drew_it(run_file: Path) -> None:
     with rig.opened(run_file, "algorithm.round_prompts=24") as made:
         batch = made.collect()
-        surplus = made.dapo.surplus
-        assert len(surplus) >= 12
+        waiting = rig.uids(made.dapo.surplus)
+        surplus = made.dapo.surplus.select_uids(waiting[:4])
         made.learn(batch)
         made.next_step()
-        used = made.collect()
-        now = made.roles.actor.log_probs(used.select([n for n in used.batch if n not in ("old_log_probs", "entropy")]))
-    assert rig.uids(used) == rig.uids(surplus)[:4] and set(used["surplus_age"].tolist()) == {1}
-    old = {
-        (uid, sample): row
-        for uid, sample, row in zip(surplus["uid"], surplus["sample_index"], surplus["old_log_probs"])
-    }
-    for uid, sample, row in zip(used["uid"], used["sample_index"], used["old_log_probs"]):
-        assert row.equal(old[uid, sample])
-    ratio = ((now["old_log_probs"] - used["old_log_probs"]) * used["response_mask"]).abs().max()
-    assert ratio > 0.01
+        used = made.collect()[: len(surplus)]
+        unknown = [name for name in used.batch if name not in ("old_log_probs", "entropy")]
+        now = made.roles.actor.log_probs(used.select(unknown))
+    assert used["uid"].tolist() == surplus["uid"].tolist() and set(used["surplus_age"].tolist()) == {1}
+    for name in ("old_log_probs", "rollout_log_probs", "responses", "scores"):
+        assert used[name].equal(surplus[name])
     torch.testing.assert_close(used["old_log_probs"], used["rollout_log_probs"], rtol=0, atol=2e-5)
+    assert ((now["old_log_probs"] - used["old_log_probs"]) * used["response_mask"]).abs().max() > 0.01
 
 
 def test_advantages_are_those_of_whole_groups(run_file: Path) -> None:
