@@ -21,6 +21,7 @@ CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
 #: plugins that a suite needs besides its own, because it trains or generates
 TEST_COMPANIONS = {
     "algo-grpo": ("backend-fsdp", "rollout-hf"),
+    "algo-opo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),

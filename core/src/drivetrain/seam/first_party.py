@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo", "sft": "drivetrain-algo-sft"},
+    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("grpo", "opo", "ppo", "sft")},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
@@ -13,7 +13,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
-    "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
+    "advantage_estimators": {"grpo": "drivetrain-algo-grpo", "opo": "drivetrain-algo-opo"},
     "policy_losses": {"nll": "drivetrain-algo-sft"},
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
