@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from drivetrain import DataProto, RewardError, RewardSample, Score, UserError
+from drivetrain import DataProto, RewardError, Score, UserError
 from drivetrain.builtin.per_sample import SampleError
 from drivetrain.driver.rewarding import PanelReward, RewardPanel
 from drivetrain_tasks import code_reward, programs
@@ -234,7 +232,7 @@ def test_limits_that_leave_no_room_are_refused_at_the_start() -> None:
 
 def test_a_machine_without_namespaces_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="not permitted"):
-        programs._outcome("refused Operation not permitted\n")
+        programs._outcome("refused Operation not permitted\n", isolated=True)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise Refused("Operation not permitted")
@@ -284,31 +282,3 @@ def test_in_a_panel(asserts: CodeReward) -> None:
     assert scored["reward/code"].tolist() == scored["correct"].tolist() == [1, 0, 0]
     with pytest.raises(RewardError, match="has no tests"):
         panel.score(batch([ADD], ""))
-
-
-# -- namespaces -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def listener() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_the_network_is_cut_off(
-    asserts: CodeReward, sample: Any, listener: int, isolated: Callable[..., CodeReward]
-) -> None:
-    item: RewardSample = sample(f"import socket\nsocket.create_connection(('127.0.0.1', {listener}))", "assert True")
-    assert asserts([item]) == [RIGHT]
-    assert isolated()([item]) == [WRONG]
-
-
-@pytest.fixture
-def isolated() -> Callable[..., CodeReward]:
-    def build(**options: Any) -> CodeReward:
-        try:
-            return make(network="deny", **options)
-        except UserError as error:
-            pytest.skip(error.what)
-
-    return build

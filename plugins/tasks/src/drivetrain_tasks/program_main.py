@@ -19,7 +19,8 @@ def main(job_fd: int, report_fd: int) -> None:
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
     os.set_inheritable(report_fd, False)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
     os.write(report_fd, f"{job['token']} ready\n".encode())
     if job["tests"] is None:
         os.close(report_fd)

@@ -18,6 +18,8 @@ from typing import Any
 
 from drivetrain_tasks.side_process import PREPARATION_S
 
+ENDING_S = 15.0
+"""Time for a guard to end a program's processes and report."""
 _GUARD = Path(__file__).with_name("program_guard.py")
 
 
@@ -37,7 +39,7 @@ class Limits:
 class Outcome:
     """What became of a program."""
 
-    status: str  # ended, time, output, processes or guard: it ended, a limit ended it, or it ended its guard
+    status: str  # ended, time, output, processes or guard: it ended, a limit ended it, or it got at its guard
     exit_code: int | None = None
     output: str = ""
     passed: frozenset[int] = frozenset()  # numbers of the tests that passed
@@ -45,6 +47,10 @@ class Outcome:
 
 class Refused(RuntimeError):
     """The machine grants no namespaces."""
+
+
+class GuardLost(RuntimeError):
+    """The guard of a program that cannot reach it did not report."""
 
 
 class NoStart(RuntimeError):
@@ -60,6 +66,7 @@ def run_program(source: str, limits: Limits, *, tests: Sequence[str] | None = No
     Raises:
         Refused: ``limits.isolate`` is set and the machine grants no namespaces.
         NoStart: the interpreter does not start.
+        GuardLost: ``limits.isolate`` is set and the program's guard did not report.
         OSError: no process or no folder can be made.
     """
     job = {**asdict(limits), "source": source, "tests": tests, "input": stdin, "preparation_s": PREPARATION_S}
@@ -74,14 +81,14 @@ def run_program(source: str, limits: Limits, *, tests: Sequence[str] | None = No
             with contextlib.suppress(BrokenPipeError):  # then it says why
                 guard.stdin.write(json.dumps(job).encode() + b"\n")
                 guard.stdin.flush()
-            said = _read(guard.stdout.fileno(), time.monotonic() + 2 * PREPARATION_S + limits.time_limit_s)
+            said = _read(guard.stdout.fileno(), limits.time_limit_s + ENDING_S)
         finally:
             guard.kill()
             guard.wait()
             with contextlib.suppress(OSError):
                 guard.stdin.close()  # type: ignore[union-attr]
             guard.stdout.close()  # type: ignore[union-attr]
-    return _outcome(said.decode("utf-8", "replace"))
+    return _outcome(said.decode("utf-8", "replace"), isolated=limits.isolate)
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -92,19 +99,21 @@ def _environment(folder: str) -> dict[str, str]:
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", **one, **library}
 
 
-def _read(descriptor: int, deadline: float) -> bytes:
-    """All that comes until the end of the file or the deadline."""
-    said, poll = b"", select.poll()
+def _read(descriptor: int, time_s: float) -> bytes:
+    """All that the guard says, until it ends or has had its time; that begins when the program is ready."""
+    said, poll, deadline = b"", select.poll(), time.monotonic() + PREPARATION_S + ENDING_S
     poll.register(descriptor, select.POLLIN)
     while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         chunk = os.read(descriptor, 65536)
         if not chunk:
             break
+        if not said:
+            deadline = time.monotonic() + time_s
         said += chunk
     return said
 
 
-def _outcome(said: str) -> Outcome:
+def _outcome(said: str, *, isolated: bool) -> Outcome:
     lines = said.splitlines()
     if lines and lines[0].startswith("refused "):
         raise Refused(lines[0].removeprefix("refused "))
@@ -114,8 +123,10 @@ def _outcome(said: str) -> Outcome:
     replies = lines[ready[0] + 1 :]
     try:
         reply: dict[str, Any] = json.loads(replies[-1])
-    except (IndexError, ValueError):
-        # The guard works by itself to the end, so the program got at it; the machine may have, out of memory.
+    except (IndexError, ValueError) as error:
+        if isolated:
+            raise GuardLost("the guard of a program ended in the middle; the machine may be out of memory") from error
+        # A program without namespaces of its own can end its guard.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(int(lines[ready[0]].split()[1]), signal.SIGKILL)
         return Outcome(status="guard")
