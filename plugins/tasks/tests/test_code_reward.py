@@ -101,9 +101,8 @@ def test_what_passes_the_asserts(asserts: CodeReward, sample: Any, program: str,
         "def add(a, b):\n    import os\n    os._exit(0)",
         "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
-        "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nos.killpg(0, signal.SIGKILL)",
         "import ctypes\nctypes.string_at(0)",
-        "import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b'ready\\n0\\n1\\n2\\n')\n"
+        "import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b'x ready\\nx 0\\nx 1\\nx 2\\n')\n"
         "    except OSError:\n        pass\nos._exit(0)",
         "print('0\\n1\\n2', flush=True)",
         "import builtins\nbuiltins.exec = builtins.compile = lambda *a, **k: None",

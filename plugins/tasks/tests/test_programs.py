@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -78,6 +79,7 @@ def test_time(run: Run, source: str) -> None:
 
 @pytest.mark.parametrize("source", ["x = 'a' * 10**9", "x = []\nwhile True: x.append(bytearray(10**7))"])
 def test_memory(run: Run, source: str) -> None:
+    run = partial(run, memory_mb=200)
     assert run(source).exit_code == 1
     assert not run(source, tests=["assert True"]).passed
     caught = f"try:\n    {source.splitlines()[0]}\n    {source.splitlines()[-1]}\nexcept MemoryError:\n    x = None"
@@ -185,8 +187,16 @@ def test_programs_end_with_the_trainer(run: Run, mark: str, tmp_path: Path) -> N
     assert wait_for(lambda: not list(tmp_path.iterdir()))
 
 
-def test_a_program_that_ends_its_guard(run: Run, mark: str) -> None:
-    outcome = run(f"mark = {mark!r}\nimport os, time\nos.kill(os.getppid(), 9)\ntime.sleep(60)", time_limit_s=0.5)
+@pytest.mark.parametrize("signal_", ["SIGKILL", "SIGSTOP"])
+def test_a_program_that_ends_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch, signal_: str) -> None:
+    if not run.isolated:
+        monkeypatch.setattr(programs, "ENDING_S", 1.0)
+    outcome = run(
+        f"import os, signal, time\nos.kill(os.getppid(), signal.{signal_})\ntime.sleep(60)",
+        tests=["assert True"],
+        time_limit_s=0.5,
+    )
+    assert not outcome.passed
     assert outcome.status == ("time" if run.isolated else "guard")
 
 
