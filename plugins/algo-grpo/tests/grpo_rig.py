@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from drivetrain import DataProto
+from drivetrain.seam import registry
+from drivetrain.seam.discovery import scan
 from drivetrain.testing import tiny
 from drivetrain.testing.tiny import assert_same, config, distance, opened, plain_model, plain_outputs
 
 __all__ = ["assert_same", "config", "distance", "opened", "plain_model", "plain_outputs"]
 
+INSTALLED = scan()
 FUSSY = """
 
 def fussy(response: str, prompt: str) -> float:
@@ -99,3 +103,25 @@ def install(site: Path, distribution: str, files: Mapping[str, str]) -> None:
     for name, text in {"__init__.py": "", **files}.items():
         (site / package / name).write_text(text)
     importlib.invalidate_caches()
+
+
+def with_distribution(
+    run_file: Path, site: Path, monkeypatch: pytest.MonkeyPatch, distribution: str, files: Mapping[str, str]
+) -> Iterator[Path]:
+    """A config that leaves the options of ``clip`` alone, while a distribution is among what is installed."""
+    before = registry.get_registry()
+    install(site, distribution, files)
+    monkeypatch.syspath_prepend(str(site))
+    path = run_file.with_name("parts.yaml")
+    path.write_text(run_file.read_text().replace("  clip_high: 0.3\n", ""))
+    use(registry.Registry([*INSTALLED, *scan([str(site)])]))
+    yield path
+    use(before)
+
+
+def use(made: registry.Registry) -> None:
+    """Make a registry that of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "Registry", lambda *_: made)
+        registry.get_registry.cache_clear()
+        registry.get_registry()
