@@ -18,7 +18,10 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
-    "rewards": {name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "format", "length")},
+    "rewards": {
+        **{name: "drivetrain-judges" for name in ("llm_judge", "llm_preference")},
+        **{name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "format", "length")},
+    },
     "trackers": {
         **{name: "drivetrain-report" for name in ("console", "report")},
         **{name: "drivetrain-trackers" for name in ("csv", "parquet", "tensorboard", "wandb", "mlflow")},

@@ -59,8 +59,8 @@ class Endpoint:
         config = self._config
         transport = openai.DefaultAsyncHttpxClient(event_hooks={"request": [self._wait_for_turn]})
         async with openai.AsyncOpenAI(
-            base_url=config.base_url, api_key=self._key or "none", http_client=transport, max_retries=config.max_retries,
-            timeout=config.request_timeout_s,
+            base_url=config.base_url, api_key=self._key or "none", http_client=transport,
+            max_retries=config.max_retries, timeout=config.request_timeout_s,
         ) as client:  # fmt: skip
             slots = asyncio.Semaphore(config.max_concurrency)
             tasks = [asyncio.ensure_future(self._ask(client, slots, text, at)) for text, at in owners.items()]
