@@ -75,7 +75,10 @@ def serving(answer: Answer) -> Iterator[tuple[str, JudgeServer]]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            try:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            except (OSError, ValueError):
+                return  # the client has gone in the middle of it
             reply = judge.handle(self.path, Asked(body, {k.lower(): v for k, v in self.headers.items()}))
             completion = {
                 "id": "1", "object": "chat.completion", "created": int(time.time()), "model": body["model"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -105,12 +106,10 @@ class Endpoint:
         if self._key is None:  # the client insists on one, and would send it
             request["extra_headers"] = {"Authorization": openai.Omit()}
         try:
-            reply = await client.chat.completions.create(
+            reply: Any = await client.chat.completions.create(
                 model=config.model, messages=[*messages, {"role": "user", "content": text}],  # type: ignore[list-item]
                 extra_body=config.extra_body, **request,
             )  # fmt: skip
-            choice = reply.choices[0]
-            return choice.message.content or "", str(choice.finish_reason)
         except openai.APIStatusError as error:
             shown = self._shown(error.response.text)
             raise self._failed(f"answered {error.status_code}: {shown}", _mend(error.status_code, config)) from error
@@ -120,9 +119,16 @@ class Endpoint:
         except openai.APIConnectionError as error:
             shown = self._shown(str(error.__cause__ or error))
             raise self._failed(f"cannot be reached: {shown}", "set base_url, or start the server") from error
-        except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
-            raise self._failed("answered what is no chat completion", "set base_url to an OpenAI-compatible endpoint, "
-                               "most often ending in /v1") from error  # fmt: skip
+        except (openai.OpenAIError, json.JSONDecodeError) as error:
+            raise self._no_completion(error) from error
+        try:
+            return reply.choices[0].message.content or "", str(reply.choices[0].finish_reason)
+        except (AttributeError, IndexError, TypeError) as error:
+            raise self._no_completion(reply) from error
+
+    def _no_completion(self, found: object) -> JudgeError:
+        mend = "set base_url to an OpenAI-compatible endpoint, most often ending in /v1"
+        return self._failed(f"answered what is no chat completion: {self._shown(str(found))}", mend)
 
     def _failed(self, what: str, mend: str) -> JudgeError:
         return JudgeError(f"{self._config.url} {what} (max_retries={self._config.max_retries}); {mend}")
