@@ -106,7 +106,8 @@ def test_nobody_listens(sample) -> None:
 @pytest.mark.parametrize(
     ("body", "kind"),
     [("<html>", "text/html"), ("{", "application/json"), ('{"error": "<html>"}', "application/json"),
-     ("[]", "application/json"), ('{"choices": []}', "application/json"), ('{"choices": [{}]}', "application/json"), ("", "application/json")],
+     ("[]", "application/json"), ('{"choices": []}', "application/json"), ('{"choices": [{}]}', "application/json"),
+     ("", "application/json")],
 )  # fmt: skip
 def test_what_is_no_completion(serve, sample, body: str, kind: str) -> None:
     url, server = serve(lambda text, n: Reply(body=body, headers={"content-type": kind}))
