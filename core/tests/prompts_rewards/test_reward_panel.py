@@ -28,7 +28,7 @@ def batch(tokenizer: Any) -> DataProto:
     return DataProto.from_dict(
         {"responses": ids, "response_mask": mask},
         {
-            "raw_prompt": ["a", "b", "c", "d"], "messages": [None] * 4,
+            "raw_prompt": ["a", "b", "c", "d"], "messages": [None] * 4, "uid": ["0", "0", "1", "1"],
             "answer": ["12", "4", "", "45"], "data_source": ["s"] * 4,
             "extra": [{}] * 4, "finish_reason": ["stop", "stop", "stop", "length"],
         },

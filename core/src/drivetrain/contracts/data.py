@@ -34,6 +34,7 @@ class RewardSample:
 
     prompt: str  # as text, the template applied
     messages: Sequence[Message] | None = None  # the prompt before a chat template was applied; None if none was
+    uid: str  # the prompt it belongs to: samples of one prompt share it
     response: str  # as text, special tokens left out
     response_token_ids: Sequence[int]  # as the policy drew them
     finish_reason: str  # stop, length or abort

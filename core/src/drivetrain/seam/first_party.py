@@ -19,7 +19,8 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
     "rewards": {
-        name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "code", "format", "length")
+        **{name: "drivetrain-judges" for name in ("llm_judge", "llm_preference")},
+        **{name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "code", "format", "length")},
     },
     "trackers": {
         **{name: "drivetrain-report" for name in ("console", "report")},
