@@ -29,7 +29,7 @@ class Session:
         announce: called with the name of each phase that starts.
         ranks: called with the phase, how many ranks have answered its call, and of how many.
         training: False leaves out what only training needs (the reference, the critic, the training prompts).
-        scoring: False leaves out the reward model.
+        scoring: False leaves out the rewards.
         reads: what will be read besides the paths of the config, such as a checkpoint.
     """
 
@@ -43,7 +43,7 @@ class Session:
         self.tokenizer = load_tokenizer(run.model)
         self.train_prompts = self._prompts(run.data.train, "data.train") if training else None
         self.eval_prompts = self._prompts(run.data.eval, "data.eval") if run.data.eval is not None else None
-        rewards = [self._reward(section) for section in run.rewards]
+        rewards = [self._reward(section) for section in run.rewards] if scoring else []
         self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
         self.phases = Phases(announce, self._switch, self._take_metrics, ranks)
         try:
