@@ -26,6 +26,7 @@ def drivetrain_advantage_estimators() -> Iterable[AdvantageEstimatorSpec]:
         factory="drivetrain.numerics:gae_advantage",
         scope="batch",
         options=("gamma", "lam"),
+        needs=("values",),
     )
 
 

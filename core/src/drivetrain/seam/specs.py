@@ -76,7 +76,14 @@ class FunctionSpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageEstimatorSpec(FunctionSpec, hook="advantage_estimators", noun="advantage estimator"):
-    """An advantage estimator: a pure function of columns (see ``drivetrain.contracts.AdvantageEstimator``)."""
+    """An advantage estimator: a pure function of columns (see ``drivetrain.contracts.AdvantageEstimator``).
+
+    Attributes:
+        needs: the columns that it reads besides ``token_level_rewards`` and ``response_mask``; the algorithm has to
+            provide them.
+    """
+
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
