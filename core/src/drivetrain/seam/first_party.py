@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_ADVANTAGES = "dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax gpg pass_at_k".split()
+
 FIRST_PARTY: dict[str, dict[str, str]] = {
     "algorithms": {name: f"drivetrain-algo-{name}" for name in ("grpo", "opo", "ppo", "sft")},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
@@ -13,7 +15,10 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
-    "advantage_estimators": {"grpo": "drivetrain-algo-grpo", "opo": "drivetrain-algo-opo"},
+    "advantage_estimators": {
+        **{name: f"drivetrain-algo-{name}" for name in ("grpo", "opo")},
+        **{name: "drivetrain-advantages" for name in _ADVANTAGES},
+    },
     "policy_losses": {"nll": "drivetrain-algo-sft"},
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
