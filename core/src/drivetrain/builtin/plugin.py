@@ -39,6 +39,13 @@ def drivetrain_policy_losses() -> Iterable[PolicyLossSpec]:
         options=("clip_low", "clip_high", "clip_dual", "aggregation", "scale"),
     )
     yield PolicyLossSpec(
+        name="policy_gradient",
+        summary="Advantage times log-probability: REINFORCE.",
+        factory="drivetrain.numerics:policy_gradient",
+        scope="token",
+        options=("aggregation", "scale"),
+    )
+    yield PolicyLossSpec(
         name="kl",
         summary="KL divergence from the reference policy.",
         factory="drivetrain.numerics:kl_to_ref",

@@ -29,6 +29,28 @@ class LossConformance:
         again, gradient_again = self._evaluate({name: spoiled(column, mask) for name, column in columns.items()})
         torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
         torch.testing.assert_close(gradient_again, gradient, rtol=0, atol=1e-12)
+        assert (gradient_again[mask == 0] == 0).all()
+
+    def test_rows_may_come_in_any_order(self) -> None:
+        """Permuting the rows permutes the gradient and leaves the loss."""
+        columns = random_columns()
+        loss, gradient = self._evaluate(columns)
+        counts, order = Counts.of(columns["response_mask"], groups()), torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
+        again, gradient_again = self._evaluate({name: column[order] for name, column in columns.items()}, counts)
+        torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient_again, gradient[order], rtol=0, atol=1e-12)
+
+    def test_rows_without_a_token_add_nothing(self) -> None:
+        """Responses of length zero, whatever stands in their rows, change neither the loss nor a gradient."""
+        columns = random_columns()
+        loss, gradient = self._evaluate(columns)
+        counts, nothing = Counts.of(columns["response_mask"], groups()), torch.zeros_like(columns["response_mask"][-2:])
+        empty = {name: spoiled(column[-2:], nothing) for name, column in columns.items()} | {"response_mask": nothing}
+        longer = {name: torch.cat([column, empty[name]]) for name, column in columns.items()}
+        again, gradient_again = self._evaluate(longer, counts)
+        torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient_again[:-2], gradient, rtol=0, atol=1e-12)
+        assert (gradient_again[-2:] == 0).all()
 
     def test_padding_does_not_matter(self) -> None:
         """Further columns beyond the mask change nothing."""
