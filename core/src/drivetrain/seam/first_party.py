@@ -14,7 +14,10 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
-    "policy_losses": {"nll": "drivetrain-algo-sft"},
+    "policy_losses": {
+        "nll": "drivetrain-algo-sft",
+        **{n: "drivetrain-policy-losses" for n in "gspo gmpo cispo sapo gpg clip_cov kl_cov dro".split()},
+    },
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
