@@ -45,8 +45,8 @@ class LossConformance:
         columns = random_columns()
         loss, gradient = self._evaluate(columns)
         counts, nothing = Counts.of(columns["response_mask"], groups()), torch.zeros_like(columns["response_mask"][-2:])
-        empty = {name: spoiled(column[-2:], nothing) for name, column in columns.items()} | {"response_mask": nothing}
-        longer = {name: torch.cat([column, empty[name]]) for name, column in columns.items()}
+        longer = {name: torch.cat([column, self._empty(column, nothing)]) for name, column in columns.items()}
+        longer["response_mask"][-2:] = 0
         again, gradient_again = self._evaluate(longer, counts)
         torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
         torch.testing.assert_close(gradient_again[:-2], gradient, rtol=0, atol=1e-12)
@@ -81,6 +81,13 @@ class LossConformance:
         columns["response_mask"] = torch.zeros_like(columns["response_mask"])
         loss, gradient = self._evaluate(columns)
         assert loss.isfinite() and gradient.abs().sum() == 0
+
+    @staticmethod
+    def _empty(column: Tensor, nothing: Tensor) -> Tensor:
+        """What stands in two rows without a token: NaN; of columns with one number a row those before, labels new."""
+        if column.dim() > 1:
+            return spoiled(column[-2:], nothing)
+        return column[-2:] if column.is_floating_point() else column[-2:] + 1
 
     def _parts(self) -> list[slice]:
         scope = get_registry().find("policy_losses", self.name).spec.scope

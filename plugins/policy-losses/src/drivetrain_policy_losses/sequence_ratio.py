@@ -36,7 +36,7 @@ def gspo(
 def gmpo(
     outputs: LossInputs, batch: Batch, counts: Counts, *, clip_low: float = 0.4, clip_high: float = 0.4
 ) -> LossResult:
-    """GMPO (arXiv:2507.20673, equation 4 and algorithm 1). With l_t as above, A the mean advantage of the sequence
+    """GMPO (arXiv:2507.20673, section 3). With l_t as above, A the mean advantage of the sequence
 
         c_t = min(l_t, clip_high) where A_t >= 0, else max(l_t, -clip_low)          in nats: ratios e^-0.4 to e^0.4
         L_i = -A exp(sum_t c_t / n)                                                 L = sum_i L_i / S
