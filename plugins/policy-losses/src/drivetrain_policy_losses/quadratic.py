@@ -25,9 +25,9 @@ def dro(
     `sequence`: the sum over a sequence is -A log pi(y) + beta/2 (log pi(y)/pi_old(y))^2, Kimi k1.5 (arXiv:2501.12599,
     section 2.3.2, with tau = beta and A = r - mean r), which but for a constant is the square (r - V -
     beta log pi/pi_old)^2 / (2 beta) of DRO (arXiv:2405.19107) with the mean reward as value V. `token`: the loss `dro`
-    of Tinker. Aggregation `seq-mean-token-sum` is the papers'. Columns: old_log_probs, advantages, optional rollout_is_weights. Metrics:
-    quadratic_penalty (mean over tokens of the second summand), approx_kl, ratio_max. ValueError: unknown level, beta
-    negative.
+    of Tinker. Aggregation `seq-mean-token-sum` is the papers'. Columns: old_log_probs, advantages, optional
+    rollout_is_weights. Metrics: quadratic_penalty (mean over tokens of the second summand), approx_kl, ratio_max.
+    ValueError: unknown level, beta negative.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"unknown level {level!r}; choose from token, sequence")
