@@ -21,6 +21,10 @@ class TestClipBySequence(LossConformance):
     options = {"aggregation": "seq-mean-token-mean"}
 
 
+class TestPolicyGradient(LossConformance):
+    name = "policy_gradient"
+
+
 class TestKL(LossConformance):
     name = "kl"
     options = {"kind": "k2"}

@@ -19,7 +19,10 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         **{name: f"drivetrain-algo-{name}" for name in ("grpo", "opo")},
         **{name: "drivetrain-advantages" for name in _ADVANTAGES},
     },
-    "policy_losses": {"nll": "drivetrain-algo-sft"},
+    "policy_losses": {
+        "nll": "drivetrain-algo-sft",
+        **{n: "drivetrain-policy-losses" for n in "gspo gmpo cispo sapo gpg clip_cov kl_cov dro".split()},
+    },
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
