@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
+
+from drivetrain import RewardSample, Score
+from drivetrain.builtin.local_executor import LocalWorkerGroup
+from drivetrain.builtin.per_sample import SampleError
+from drivetrain.config import JudgeConfig, ModelConfig, PluginConfig, RewardModelConfig
+from drivetrain.driver.judging import GenerativeReward
+from drivetrain.workers import GenerativeRewardWorker
+from drivetrain_rollout_hf.config import HFRolloutConfig
 
 SMALL = ["data.batch_prompts=20", "data.eval.limit=10", "algorithm.group_size=4", "trainer.steps=2"]
 GRADES = {character: character if character.isdigit() else "0" for character in tiny.CHARACTERS}
@@ -79,6 +88,26 @@ def test_a_weighted_sum_with_a_rule_and_a_function_in_one_process_and_in_a_pool_
         assert sample["score"] == pytest.approx(
             2.0 * sample["correct"] - 0.5 * len(sample["response"]) + 0.25 * grade(sample["response"])
         )
+
+
+def test_a_sampled_verdict_is_drawn_until_it_says_a_number(tmp_path: Path) -> None:
+    speaker = tiny.write_speaker(tmp_path, dict.fromkeys(tiny.CHARACTERS, "7,"))
+
+    def judge(retries: int) -> list[Score]:
+        section = RewardModelConfig(
+            model=ModelConfig(path=speaker), rollout=HFRolloutConfig(name="hf", max_response_tokens=1),
+            judge=JudgeConfig(prompt="{response}", verdict_retries=retries),
+        )  # fmt: skip
+        run = SimpleNamespace(reward_model=section, trainer=SimpleNamespace(seed=3), hardware=PluginConfig(name="cpu"))
+        group = LocalWorkerGroup(GenerativeRewardWorker(run, "reward"))
+        group.call("init_model")
+        samples = [RewardSample(prompt="", response=character, response_token_ids=[], finish_reason="stop", answer=None,
+                                data_source="") for character in tiny.CHARACTERS]  # fmt: skip
+        return list(GenerativeReward(group, section)(samples))
+
+    assert judge(30) == [Score(7.0)] * len(tiny.CHARACTERS)
+    with pytest.raises(SampleError):
+        judge(0)
 
 
 def test_a_verdict_that_says_no_number_stops_the_run(tmp_path: Path, drivetrain) -> None:

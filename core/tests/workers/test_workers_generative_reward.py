@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_asked_again_with_another_seed(judging: Callable[
 @pytest.mark.parametrize(("temperature", "retries", "asked", "said"), [
     (0.0, 2, 1, "no number could be read from the verdict 'c'"),
     (1.0, 0, 1, "no number could be read from the verdict 'c'"),
-    (1.0, 4, 5, "no number could be read 5 times from the verdict 'c'"),
+    (1.0, 4, 5, "no number could be read from the verdict 'c', the last of 5 that were drawn"),
 ])  # fmt: skip
 def test_what_is_never_read_is_an_error_about_its_sample(
     judging: Callable[..., Judging], temperature: float, retries: int, asked: int, said: str

@@ -38,18 +38,14 @@ class GenerativeReward:
         found: dict[str, float] = {}
         verdicts: dict[str, str] = dict.fromkeys(questions, "")
         for attempt in range(self._attempts):
-            if not (asked := [question for question in verdicts if question not in found]):
-                break
-            batch = DataProto.from_dict({}, {"question": asked}, {"attempt": attempt})
-            verdicts |= zip(asked, self._group.call("generate_verdicts", batch)["verdict"].tolist(), strict=True)
-            numbers = {question: number_in(verdicts[question], self._judge) for question in asked}
-            found |= {question: number for question, number in numbers.items() if number is not None}
-        for index, question in enumerate(questions):
-            if question not in found:
-                tried = f" {self._attempts} times" if self._attempts > 1 else ""
-                raise SampleError(index) from ValueError(
-                    f"no number could be read{tried} from the verdict {_shorten.repr(verdicts[question])}"
-                )
+            if asked := [q for q in verdicts if q not in found]:
+                batch = DataProto.from_dict({}, {"question": asked}, {"attempt": attempt})
+                verdicts |= zip(asked, self._group.call("generate_verdicts", batch)["verdict"].tolist(), strict=True)
+                found |= {q: n for q in asked if (n := number_in(verdicts[q], self._judge)) is not None}
+        if unread := [index for index, q in enumerate(questions) if q not in found]:
+            last, times = _shorten.repr(verdicts[questions[unread[0]]]), self._attempts
+            tried = f", the last of {times} that were drawn" if times > 1 else ""
+            raise SampleError(unread[0]) from ValueError(f"no number could be read from the verdict {last}{tried}")
         bound = self._judge.correct_above
         return [Score(found[q], correct=None if bound is None else found[q] > bound) for q in questions]
 
@@ -57,14 +53,12 @@ class GenerativeReward:
 def number_in(verdict: str, judge: JudgeConfig) -> float | None:
     """The number that a verdict says; None if it says none, or one that is not finite or out of bounds."""
     matches = list(re.finditer(judge.pattern, verdict))
-    if not matches:
-        return None
     try:
-        number = float(matches[-1][1 if matches[-1].re.groups else 0] or "")
-    except ValueError:
+        number = float(matches[-1][1 if matches[-1].re.groups else 0])
+    except (IndexError, TypeError, ValueError):  # no match, a group that took no part, or no number
         return None
-    low, high = (-math.inf if judge.min is None else judge.min), (math.inf if judge.max is None else judge.max)
-    return number if math.isfinite(number) and low <= number <= high else None
+    inside = (judge.min is None or number >= judge.min) and (judge.max is None or number <= judge.max)
+    return number if inside and math.isfinite(number) else None
 
 
 def _question(template: str, sample: RewardSample, index: int) -> str:
