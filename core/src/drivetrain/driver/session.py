@@ -8,6 +8,7 @@ from types import TracebackType
 
 from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
+from drivetrain.driver.judging import GenerativeReward
 from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
 from drivetrain.driver.prompts import PromptSource
@@ -19,6 +20,7 @@ from drivetrain.seam.registry import resolve
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
 CRITIC_WORKER = "drivetrain.workers:CriticWorker"
 REWARD_WORKER = "drivetrain.workers:RewardModelWorker"
+JUDGE_WORKER = "drivetrain.workers:GenerativeRewardWorker"
 
 
 class Session:
@@ -49,7 +51,8 @@ class Session:
         try:
             self.placement = self._start(training, scoring, reads)
             if (judge := self.groups.get("reward")) is not None and (section := run.reward_model) is not None:
-                rewards.append(PanelReward(label=section.label, reward=ModelReward(judge), weight=section.weight,
+                scorer = ModelReward(judge) if section.rollout is None else GenerativeReward(judge, section)
+                rewards.append(PanelReward(label=section.label, reward=scorer, weight=section.weight,
                                            timeout_s=section.timeout_s))  # fmt: skip
             self.rewards = RewardPanel(rewards, self.tokenizer)
         except BaseException:
@@ -74,7 +77,8 @@ class Session:
         if training and run.critic is not None:
             plans.append(GroupPlan(name="critic", worker=CRITIC_WORKER, roles=("critic",)))
         if scoring and run.reward_model is not None:
-            plans.append(GroupPlan(name="reward", worker=REWARD_WORKER, roles=("reward",)))
+            worker = REWARD_WORKER if run.reward_model.rollout is None else JUDGE_WORKER
+            plans.append(GroupPlan(name="reward", worker=worker, roles=("reward",)))
         if training and run.ref is not None:
             if run.placement is None or run.placement.pool_of("ref") == run.placement.pool_of("actor"):
                 roles.append("ref")
