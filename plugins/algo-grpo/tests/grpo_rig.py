@@ -29,13 +29,16 @@ def fussy(response: str, prompt: str) -> float:
 """
 
 
+ENGINES = {"backend": "fsdp", "optimizer": "adamw", "rollout": "hf"}
+
+
 def write_run(folder: Path) -> Path:
     """A run of GRPO with two mini-batches a step."""
     actor = {
         "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
         "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
     }  # fmt: skip
-    path = tiny.write_run(folder, {"name": "grpo", "group_size": 3, "clip_high": 0.3}, actor=actor)
+    path = tiny.write_run(folder, {"name": "grpo", "group_size": 3, "clip_high": 0.3}, **ENGINES, actor=actor)
     with (folder / "judge.py").open("a") as file:
         file.write(FUSSY)
     return path

@@ -59,7 +59,7 @@ def test_formula_of_the_paper() -> None:
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    return tiny.write_run(tmp_path, {"name": "opo", "group_size": 3})
+    return tiny.write_run(tmp_path, {"name": "opo", "group_size": 3}, backend="fsdp", optimizer="adamw", rollout="hf")
 
 
 def test_an_update_is_the_policy_gradient_of_its_advantages(run_file: Path) -> None:

@@ -16,13 +16,16 @@ from drivetrain.testing.tiny import assert_same, config, distance, opened, plain
 __all__ = ["assert_same", "config", "distance", "opened", "plain_model"]
 
 
+ENGINES = {"backend": "fsdp", "optimizer": "adamw", "rollout": "hf"}
+
+
 def write_run(folder: Path) -> Path:
     """A run of PPO with two mini-batches a step."""
     trained = {
         "backend": {"name": "fsdp"}, "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
     }  # fmt: skip
     algorithm = {"name": "ppo", "group_size": 2, "clip_high": 0.3, "gamma": 0.9, "lam": 0.8}
-    return tiny.write_run(folder, algorithm, actor={**trained, "mini_batch_prompts": 2},
+    return tiny.write_run(folder, algorithm, **ENGINES, actor={**trained, "mini_batch_prompts": 2},
                           critic={**trained, "max_grad_norm": 0.3, "schedule": {"name": "linear"}},
                           trackers=[{"name": "jsonl"}])  # fmt: skip
 

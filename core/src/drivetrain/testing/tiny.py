@@ -1,6 +1,6 @@
-"""A tiny Llama with real engines, to hold an algorithm against its formula written out in plain PyTorch.
+"""A tiny Llama on real engines, to hold an algorithm against its formula written out in plain PyTorch.
 
-Needs ``transformers``, and the backend ``fsdp`` and the rollout ``hf``.
+Needs ``transformers``, and plugins that offer the engines that a test names.
 """
 
 from __future__ import annotations
@@ -50,10 +50,16 @@ def write_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-def write_run(folder: Path, algorithm: Mapping[str, Any], **sections: Any) -> Path:
+def write_run(
+    folder: Path, algorithm: Mapping[str, Any], *, backend: str, optimizer: str, rollout: str, **sections: Any
+) -> Path:
     """A policy, another model (``other``), prompts of unequal length, the reward ``variety`` and ``run.yaml``.
 
     Args:
+        algorithm: the section.
+        backend: name of the engine that trains, whose module has a plain model's parameters.
+        optimizer: name of an AdamW.
+        rollout: name of the engine that generates.
         sections: of the config, in place of those that are written otherwise.
     """
     write_model(folder / "policy", 1)
@@ -64,10 +70,10 @@ def write_run(folder: Path, algorithm: Mapping[str, Any], **sections: Any) -> Pa
         "model": {"path": str(folder / "policy")},
         "algorithm": dict(algorithm),
         "actor": {
-            "backend": {"name": "fsdp"},
-            "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
+            "backend": {"name": backend},
+            "optimizer": {"name": optimizer, "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
         },
-        "rollout": {"name": "hf", "max_response_tokens": 6},
+        "rollout": {"name": rollout, "max_response_tokens": 6},
         "data": {
             "batch_prompts": 4, "train": {"name": "jsonl", "path": str(folder / "prompts.jsonl"), "answer_key": None},
         },
