@@ -61,8 +61,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def sample(response: str, answer: str | None = "Yes", finish_reason: str = "stop") -> RewardSample:
-    return RewardSample(prompt="p", response=response, response_token_ids=(1, 2), finish_reason=finish_reason,
-                        answer=answer, data_source="s", extra={"bonus": 2.0})  # fmt: skip
+    return RewardSample(uid="u", prompt="p", response=response, response_token_ids=(1, 2),
+                        finish_reason=finish_reason, answer=answer, data_source="s", extra={"bonus": 2.0})  # fmt: skip
 
 
 @pytest.mark.parametrize(
