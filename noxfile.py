@@ -24,6 +24,7 @@ TEST_COMPANIONS = {
     "algo-opo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
+    "algo-sppo": ("backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }

@@ -60,6 +60,17 @@ def test_weights_and_places(tokenizer: Any, batch: DataProto) -> None:
     assert "scores" not in batch
 
 
+def test_samples_of_one_prompt_share_a_uid(tokenizer: Any, batch: DataProto) -> None:
+    seen: list[str] = []
+
+    def reward(samples: Sequence[RewardSample]) -> list[float]:
+        seen.extend(sample.uid for sample in samples)
+        return [0.0] * len(samples)
+
+    panel(tokenizer, a=reward).score(batch)
+    assert seen == ["u", "u", "v", "v"]
+
+
 def test_correctness(tokenizer: Any, batch: DataProto) -> None:
     assert panel(tokenizer, a=constant(1.0, 1.0, 1.0, 1.0)).score(batch)["correct"].isnan().all()
     judges = {"a": constant(True, False, True, Score(1.0)), "b": constant(True, True, 0.5, 0.5)}

@@ -32,6 +32,7 @@ class Dataset(Protocol):
 class RewardSample:
     """One completion to be judged, with what its :class:`Example` says."""
 
+    uid: str  # the prompt's: samples of one prompt share it
     prompt: str  # as text, the template applied
     messages: Sequence[Message] | None = None  # the prompt before a chat template was applied; None if none was
     uid: str  # the prompt it belongs to: samples of one prompt share it

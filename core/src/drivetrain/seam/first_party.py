@@ -5,7 +5,7 @@ from __future__ import annotations
 _ADVANTAGES = "dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax gpg pass_at_k".split()
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("grpo", "opo", "ppo", "sft")},
+    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("grpo", "opo", "ppo", "sft", "sppo")},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
@@ -21,6 +21,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     },
     "policy_losses": {
         "nll": "drivetrain-algo-sft",
+        "sppo": "drivetrain-algo-sppo",
         **{n: "drivetrain-policy-losses" for n in "gspo gmpo cispo sapo gpg clip_cov kl_cov dro".split()},
     },
     "executors": {"ray": "drivetrain-executor-ray"},

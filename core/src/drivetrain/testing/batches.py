@@ -35,6 +35,7 @@ def random_columns(seed: int = 0) -> dict[str, Tensor]:
         "token_level_scores": rewards,
         "token_level_rewards": rewards,
         "reward_baselines": draw()[:, 0],
+        "win_rate": torch.rand(ROWS, generator=generator, dtype=torch.float64),
     }
 
 
