@@ -20,6 +20,7 @@ PACKAGES = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/pyproj
 CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
 #: plugins that a suite needs besides its own, because it trains or generates
 TEST_COMPANIONS = {
+    "algo-dapo": ("algo-grpo", "backend-fsdp", "rollout-hf"),
     "algo-grpo": ("backend-fsdp", "rollout-hf"),
     "algo-opo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),

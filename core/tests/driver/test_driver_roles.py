@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driver_rig import Group, mean, phases
+from driver_rig import Group, Prompts, mean, phases
 
 from drivetrain.config import ScheduleConfig
 from drivetrain.contracts.algorithm import LossTerm
 from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
-from drivetrain.driver.roles import ActorRole, CriticRole, ReferenceRole, Roles, RolloutRole
+from drivetrain.driver.roles import ActorRole, CriticRole, PromptsRole, ReferenceRole, Roles, RolloutRole
 from drivetrain.metrics import Mean
 from drivetrain.numerics import Counts
 from drivetrain.protocol import DataProto
@@ -32,11 +32,18 @@ def actor(group: Group, mini_batch_prompts: int | None = None, step: int = 1) ->
     return ActorRole(group, phases(), Progress(step=step), run)
 
 
-@pytest.mark.parametrize("name", ["rollout", "ref", "critic", "rewards"])
+@pytest.mark.parametrize("name", ["prompts", "rollout", "ref", "critic", "rewards"])
 def test_a_role_that_the_run_lacks_is_named(name: str) -> None:
     roles = Roles(actor=actor(Group()), text=None)
     with pytest.raises(AttributeError, match=rf"no role '{name}'.*roles\(\)"):
         getattr(roles, name)
+
+
+def test_further_prompts_follow_those_of_the_step() -> None:
+    source = Prompts()
+    role = Roles(actor=actor(Group()), text=None, prompts=PromptsRole(source)).prompts
+    source.next_batch(4)
+    assert len(role.draw(3)) == 3 and source.position == 7
 
 
 def test_mini_batches_are_whole_prompts_in_an_order_of_their_own() -> None:
@@ -56,7 +63,8 @@ def test_mini_batches_are_whole_prompts_in_an_order_of_their_own() -> None:
 @pytest.mark.parametrize("size", [None, 2])
 def test_one_mini_batch_is_the_batch(size: int | None) -> None:
     whole = batch()
-    assert [part is whole for part in actor(Group(), size).mini_batches(whole)] == [True]
+    role = actor(Group(), size)
+    assert [part is whole for part in role.mini_batches(whole)] == [True] and role.mini_batch_prompts == size
 
 
 def test_mini_batches_keep_pairs_together() -> None:

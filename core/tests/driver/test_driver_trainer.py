@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from driver_rig import Little, NoModels
 
 from drivetrain.contracts.tracker import RunResult
 from drivetrain.driver import checkpoints
+from drivetrain.driver.roles import PromptsRole, Roles
 from drivetrain.driver.tracking import Tracking
 from drivetrain.driver.trainer import Trainer
-from drivetrain.errors import UserError
+from drivetrain.errors import CheckpointError, UserError
 from drivetrain.metrics import Mean
+from drivetrain.protocol import DataProto
 
 
 class Stop:
@@ -172,3 +175,83 @@ def test_a_checkpoint_of_another_algorithm_is_refused(trainer, tmp_path: Path) -
     state.write_text(state.read_text().replace('"count"', '"other"'))
     with pytest.raises(UserError, match="'other', not 'count'"):
         trainer(resume=4)
+
+
+KEEP = """
+    from drivetrain import AlgorithmSpec, hookimpl
+
+    @hookimpl
+    def drivetrain_algorithms():
+        yield AlgorithmSpec(name="keep", summary="", factory="{package}.work:Keep")
+"""
+KEEPING = """
+    import torch
+    from drivetrain import Algorithm, DataProto
+    from drivetrain.metrics import Mean
+
+    class Keep(Algorithm):  # draws three prompts more a step, learns from the oldest four and keeps the others
+        steps, kept = 0, None
+
+        def collect(self, roles, prompts):
+            self.steps += 1
+            drawn = DataProto.concat([prompts, roles.prompts.draw(3)])
+            values = torch.arange(5) / 7 + self.steps
+            drawn = drawn.with_columns(value=values, uid=[f"{self.steps}-{row}" for row in range(5)])
+            rows = drawn if self.kept is None else DataProto.concat([self.kept, drawn])
+            self.kept = rows[4:]
+            return rows[:4]
+
+        def learn(self, roles, batch):
+            return {"first": Mean(float(batch["value"][0]), 1)}
+
+        def state_dict(self):
+            return {"steps": self.steps} | ({} if self.kept is None else {"kept": self.kept})
+
+        def load_state_dict(self, state):
+            self.steps, self.kept = state["steps"], state.get("kept")
+"""
+
+
+@pytest.fixture
+def keeper(little: Little, trainer):
+    little.add("acme-keep", KEEP, {"work.py": KEEPING})
+
+    def make(*overrides: str, resume: int | None = None) -> Trainer:
+        made = trainer("algorithm.name=keep", "trainer.save_every=1", *overrides, resume=resume)
+        made.session.roles = Roles(actor=None, text=None, prompts=PromptsRole(made.session.train_prompts))
+        return made
+
+    return make
+
+
+def test_batches_in_the_state_of_an_algorithm_come_back_exactly(keeper, tmp_path: Path) -> None:
+    whole = keeper(f"trainer.run_dir={tmp_path / 'whole'}")
+    metrics = whole.train().last_metrics
+    keeper().train(Stop(2))
+    made = keeper(resume=2)
+    assert made.algorithm.steps == 2 and len(made.algorithm.kept) == 2 and made.session.train_prompts.position == 10
+    assert made.train().last_metrics["train/first"] == metrics["train/first"] == pytest.approx(3 + 2 / 7)
+    assert made.algorithm.kept.equal(whole.algorithm.kept) and len(whole.algorithm.kept) == 4
+    assert made.session.train_prompts.position == whole.session.train_prompts.position == 20
+    state = checkpoints.folder_of(tmp_path / "run", 4)
+    assert DataProto.load(state / "algorithm" / "kept").equal(made.algorithm.kept)
+    assert checkpoints.read_state(state)["algorithm"] == {"steps": 4}
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"half"), lambda path: path.unlink()])
+def test_damage_to_such_a_batch_is_noticed(keeper, tmp_path: Path, spoil) -> None:
+    keeper().train(Stop(2))
+    newest = checkpoints.folder_of(tmp_path / "run", 2)
+    spoil(newest / "algorithm" / "kept" / "columns.safetensors")
+    said: list[str] = []
+    assert checkpoints.find(tmp_path / "run", said.append) == checkpoints.folder_of(tmp_path / "run", 1)
+    assert len(said) == 1 and "algorithm/kept/columns" in said[0]
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.find(newest, said.append)
+
+
+def test_a_batch_deeper_in_the_state_is_refused(keeper) -> None:
+    made = keeper()
+    made.algorithm.state_dict = lambda: {"kept": [DataProto.from_dict({"value": torch.ones(1)})]}
+    with pytest.raises(TypeError, match="DataProto is not JSON serializable"):
+        made.train()

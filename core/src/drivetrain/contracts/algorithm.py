@@ -62,7 +62,10 @@ class Algorithm(ABC):
                         mend=f"give terms to update_{role}, or define {type(self).__name__}.loss_terms")  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """All that must survive a restart, as plain JSON values; by default nothing."""
+        """All that must survive a restart, by default nothing: plain JSON values and, at the top level, batches.
+
+        A :class:`DataProto` goes into a folder of the checkpoint, called like its key.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

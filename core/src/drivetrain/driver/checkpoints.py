@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import CheckpointError, UserError
+from drivetrain.protocol import DataProto
 
 STATE_FILE = "driver.json"
 CHECKSUMS_FILE = "checksums.json"
+BATCHES = "algorithm"  # the folder of the batches in the algorithm's state
 BEST = "best"  # a link to the best checkpoint
 
 
@@ -21,12 +23,16 @@ def folder_of(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:06d}"
 
 
-def save(run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None]) -> Path:
+def save(
+    run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None],
+    batches: Mapping[str, DataProto] = {},
+) -> Path:  # fmt: skip
     """Write a checkpoint.
 
     Args:
         state: of the driver, as JSON values.
         write_models: writes the models' state into the folder it is given.
+        batches: of the algorithm's state, by name.
 
     Returns:
         the folder, which appears only when everything in it is complete.
@@ -36,6 +42,8 @@ def save(run_dir: Path, step: int, state: Mapping[str, Any], write_models: Calla
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     write_models(aside)
+    for name, batch in batches.items():
+        batch.save(aside / BATCHES / name)
     (aside / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
     (aside / CHECKSUMS_FILE).write_text(json.dumps(_checksums(aside), indent=2) + "\n", encoding="utf-8")
     _remove(final)
@@ -144,3 +152,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as cause:
         raise CheckpointError("the checkpoint cannot be read", where=str(folder / STATE_FILE)) from cause
     return state
+
+
+def read_batches(folder: Path) -> dict[str, DataProto]:
+    """The batches of the algorithm's state in a checkpoint, by name."""
+    return {path.name: DataProto.load(path) for path in sorted((folder / BATCHES).glob("*"))}

@@ -17,6 +17,7 @@ from drivetrain.protocol import DataProto
 from drivetrain.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from drivetrain.driver.prompts import PromptSource
     from drivetrain.driver.rewarding import RewardPanel
     from drivetrain.driver.text import ResponseEncoder
 
@@ -27,6 +28,17 @@ OF_UPDATES = ("loss", "grad_norm", "lr")  # metrics of an optimizer step, whatev
 def without_texts(batch: DataProto) -> DataProto:
     """What the worker of a model gets of a batch: sending texts would take longer than sending tokens."""
     return batch.select(non_tensor_batch_keys=[name for name in batch.non_tensor_batch if name not in TEXTS])
+
+
+class PromptsRole:
+    """The run's training prompts, beyond those that each step begins with."""
+
+    def __init__(self, source: PromptSource) -> None:
+        self._source = source
+
+    def draw(self, prompts: int) -> DataProto:
+        """The next prompts of the run, as ``collect`` gets them; no later step gets these again within the epoch."""
+        return self._source.next_batch(prompts)
 
 
 class RolloutRole:
@@ -65,6 +77,11 @@ class LearningRole:
 
     def __init__(self, group: WorkerGroup, phases: Phases, progress: Progress, run: RunConfig) -> None:
         self._group, self._phases, self._progress, self._run = group, phases, progress, run
+
+    @property
+    def mini_batch_prompts(self) -> int | None:
+        """What the number of prompts of a batch must divide by; None: a batch is one mini-batch."""
+        return self._run.actor.mini_batch_prompts
 
     def mini_batches(self, batch: DataProto, epoch: int = 0) -> Iterator[DataProto]:
         """The batch in mini-batches of ``actor.mini_batch_prompts`` prompts, in an order drawn for the epoch.
@@ -160,6 +177,7 @@ class Roles:
         *,
         actor: ActorRole,
         text: ResponseEncoder,
+        prompts: PromptsRole | None = None,
         rollout: RolloutRole | None = None,
         ref: ReferenceRole | None = None,
         critic: CriticRole | None = None,
@@ -167,7 +185,13 @@ class Roles:
     ) -> None:
         self.actor = actor
         self.text = text
-        self._optional = {"rollout": rollout, "ref": ref, "critic": critic, "rewards": rewards}
+        self._optional = {"prompts": prompts, "rollout": rollout, "ref": ref, "critic": critic, "rewards": rewards}
+
+    @property
+    def prompts(self) -> PromptsRole:
+        """Further training prompts."""
+        role: PromptsRole = self._get("prompts")
+        return role
 
     @property
     def rollout(self) -> RolloutRole:

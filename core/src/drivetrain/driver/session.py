@@ -13,7 +13,7 @@ from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
 from drivetrain.driver.prompts import PromptSource
 from drivetrain.driver.rewarding import ModelReward, PanelReward, RewardPanel
-from drivetrain.driver.roles import ActorRole, CriticRole, ReferenceRole, RewardsRole, Roles, RolloutRole
+from drivetrain.driver.roles import ActorRole, CriticRole, PromptsRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
 from drivetrain.seam.registry import resolve
 
@@ -110,6 +110,7 @@ class Session:
         return Roles(
             actor=ActorRole(self.policy, *learning),
             text=ResponseEncoder(self.tokenizer),
+            prompts=PromptsRole(self.train_prompts) if self.train_prompts is not None else None,
             rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if rollout else None,
             ref=ReferenceRole(self.reference, self.phases) if self.reference is not None else None,
             critic=CriticRole(self.critic, *learning) if self.critic is not None else None,

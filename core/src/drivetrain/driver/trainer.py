@@ -19,6 +19,7 @@ from drivetrain.driver.stats import batch_metrics
 from drivetrain.driver.tracking import Tracking
 from drivetrain.errors import UserError
 from drivetrain.metrics import to_floats
+from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import resolve
 
 
@@ -78,7 +79,7 @@ class Trainer:
         self.session.load_models(folder)
         self.session.progress.step, self.session.progress.updates = state["step"], state["updates"]
         self.session.train_prompts.load_state_dict(state["prompts"])
-        self.algorithm.load_state_dict(state["algorithm"])
+        self.algorithm.load_state_dict(state["algorithm"] | checkpoints.read_batches(folder))
         self.health.load_state_dict(state["health"])
 
     def _due(self, every: int) -> bool:
@@ -104,13 +105,15 @@ class Trainer:
         session = self.session
         step = session.progress.step
         assert session.train_prompts is not None
+        kept = self.algorithm.state_dict()
+        batches = {name: value for name, value in kept.items() if isinstance(value, DataProto)}
         state = {
             "step": step, "updates": session.progress.updates, "algorithm_name": self.run.algorithm.name,
-            "algorithm": self.algorithm.state_dict(), "prompts": session.train_prompts.state_dict(),
-            "health": self.health.state_dict(), "merit": self._merit(),
+            "algorithm": {name: value for name, value in kept.items() if name not in batches},
+            "prompts": session.train_prompts.state_dict(), "health": self.health.state_dict(), "merit": self._merit(),
         }  # fmt: skip
         with session.phases("save", side="training"):
-            folder = checkpoints.save(self.run_dir, step, state, session.save_models)
+            folder = checkpoints.save(self.run_dir, step, state, session.save_models, batches)
             checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints, step,
                                   highest=self.run.trainer.best_is == "highest")  # fmt: skip
         self.tracking.checkpoint_saved(CheckpointSaved(step=step, run_dir=self.run_dir, folder=folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 _ADVANTAGES = "dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax gpg pass_at_k".split()
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("grpo", "opo", "ppo", "sft", "sppo")},
+    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("dapo", "grpo", "opo", "ppo", "sft", "sppo")},
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {

@@ -1,0 +1,1 @@
+"""Decoupled clip and dynamic sampling policy optimization, as a plugin of drivetrain."""
