@@ -15,7 +15,8 @@ class Example:
 
     prompt: str | Sequence[Message]  # text, or chat messages with role and content
     answer: str | None = None  # what rewards compare with
-    response: str | None = None  # a text to imitate, for supervised training
+    response: str | None = None  # a text to imitate, for supervised training; of a preference pair the better one
+    rejected: str | None = None  # the worse response of a preference pair
     data_source: str = ""  # evaluation reports each source by itself
     extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else a reward needs, as JSON values
 

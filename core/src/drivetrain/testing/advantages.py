@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.seam.registry import get_registry
-from drivetrain.testing.batches import groups, random_columns, spoiled
+from drivetrain.testing.batches import groups, random_columns, spoiled, widened
 
 
 class AdvantageConformance:
@@ -39,8 +39,9 @@ class AdvantageConformance:
     def test_padding_does_not_matter(self) -> None:
         """Further columns beyond the mask change nothing."""
         columns = random_columns()
-        wider = {name: torch.nn.functional.pad(column, (0, 3)) for name, column in columns.items()}
-        torch.testing.assert_close(self._evaluate(wider)[:, :-3], self._evaluate(columns), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            self._evaluate(widened(columns))[:, :-3], self._evaluate(columns), rtol=0, atol=1e-12
+        )
 
     def test_parts_that_the_scope_allows_change_nothing(self) -> None:
         """Estimating the parts apart equals estimating the whole."""

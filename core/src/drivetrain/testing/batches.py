@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,10 @@ ROWS, RESPONSE, GROUP = 8, 6, 4
 
 
 def random_columns(seed: int = 0) -> dict[str, Tensor]:
-    """Float64 columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token; (8, 6)."""
+    """Float64 columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token; (8, 6) or (8,).
+
+    Rows 2k and 2k + 1 are a pair.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(scale: float = 1.0) -> Tensor:
@@ -34,6 +39,8 @@ def random_columns(seed: int = 0) -> dict[str, Tensor]:
         "advantages": draw(),
         "token_level_scores": rewards,
         "token_level_rewards": rewards,
+        "preference": torch.tensor([1.0, -1.0] * (ROWS // 2), dtype=torch.float64),
+        "loss_group": torch.arange(ROWS) // 2,
     }
 
 
@@ -43,5 +50,12 @@ def groups() -> Tensor:
 
 
 def spoiled(column: Tensor, mask: Tensor) -> Tensor:
-    """The column with NaN wherever the mask is 0."""
-    return torch.where(mask != 0, column, torch.nan) if column.is_floating_point() else column
+    """The column with NaN wherever the mask is 0, if it has the mask's shape."""
+    known = column.shape != mask.shape or not column.is_floating_point()
+    return column if known else torch.where(mask != 0, column, torch.nan)
+
+
+def widened(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The columns with three more positions of padding in each row."""
+    pad = torch.nn.functional.pad
+    return {name: pad(column, (0, 3)) if column.dim() > 1 else column for name, column in columns.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drivetrain.numerics import Counts, LossInputs
 from drivetrain.seam.registry import get_registry
-from drivetrain.testing.batches import groups, random_columns, spoiled
+from drivetrain.testing.batches import groups, random_columns, spoiled, widened
 
 _OUTPUTS = ("log_probs", "entropy", "values")
 
@@ -34,8 +34,7 @@ class LossConformance:
         """Further columns beyond the mask change nothing."""
         columns = random_columns()
         loss, gradient = self._evaluate(columns)
-        wider = {name: torch.nn.functional.pad(column, (0, 3)) for name, column in columns.items()}
-        again, gradient_again = self._evaluate(wider)
+        again, gradient_again = self._evaluate(widened(columns))
         torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
         torch.testing.assert_close(gradient_again[:, :-3], gradient, rtol=0, atol=1e-12)
 
