@@ -20,9 +20,11 @@ PACKAGES = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/pyproj
 CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
 #: plugins that a suite needs besides its own, because it trains or generates
 TEST_COMPANIONS = {
+    "algo-dpo": ("backend-fsdp", "rollout-hf"),
     "algo-grpo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
+    "algo-spin": ("algo-dpo", "backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }

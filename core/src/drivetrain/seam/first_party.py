@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {"grpo": "drivetrain-algo-grpo", "ppo": "drivetrain-algo-ppo", "sft": "drivetrain-algo-sft"},
+    "algorithms": {
+        **{name: f"drivetrain-algo-{name}" for name in ("dpo", "grpo", "ppo", "sft", "spin")},
+        "online_dpo": "drivetrain-algo-dpo",
+    },
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
@@ -14,7 +17,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
     "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
-    "policy_losses": {"nll": "drivetrain-algo-sft"},
+    "policy_losses": {"dpo": "drivetrain-algo-dpo", "nll": "drivetrain-algo-sft"},
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
