@@ -15,7 +15,8 @@ class Example:
 
     prompt: str | Sequence[Message]  # text, or chat messages with role and content
     answer: str | None = None  # what rewards compare with
-    response: str | None = None  # a text to imitate, for supervised training
+    response: str | None = None  # a text to imitate, for supervised training; of a preference pair the better one
+    rejected: str | None = None  # the worse response of a preference pair
     data_source: str = ""  # evaluation reports each source by itself
     extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else a reward needs, as JSON values
 
@@ -35,7 +36,6 @@ class RewardSample:
     uid: str  # the prompt's: samples of one prompt share it
     prompt: str  # as text, the template applied
     messages: Sequence[Message] | None = None  # the prompt before a chat template was applied; None if none was
-    uid: str  # the prompt it belongs to: samples of one prompt share it
     response: str  # as text, special tokens left out
     response_token_ids: Sequence[int]  # as the policy drew them
     finish_reason: str  # stop, length or abort

@@ -65,6 +65,8 @@ _TABLE = (
     Column("raw_prompt", _ROW, "object", "prompt as text, the template applied"),
     Column("messages", _ROW, "object", "prompt as chat messages, before the template; None for one without"),
     Column("response_text", _ROW, "object", "the response as text, without special tokens"),
+    Column("rejected_text", _ROW, "object", "the worse response of a preference pair, as text; None for none"),
+    Column("preference", _ROW, "float32", "of the two rows of a loss_group, 1 for the better, -1 for the worse"),
     Column("finish_reason", _ROW, "object", "why generation ended: stop, length or abort"),
 )
 STANDARD_COLUMNS = {column.name: column for column in _TABLE}

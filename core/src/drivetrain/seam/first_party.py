@@ -5,7 +5,10 @@ from __future__ import annotations
 _ADVANTAGES = "dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax gpg pass_at_k".split()
 
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("dapo", "grpo", "opo", "ppo", "sft", "sppo")},
+    "algorithms": {
+        **{name: f"drivetrain-algo-{name}" for name in ("dapo", "dpo", "grpo", "opo", "ppo", "sft", "spin", "sppo")},
+        "online_dpo": "drivetrain-algo-dpo",
+    },
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
@@ -20,6 +23,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         **{name: "drivetrain-advantages" for name in _ADVANTAGES},
     },
     "policy_losses": {
+        "dpo": "drivetrain-algo-dpo",
         "nll": "drivetrain-algo-sft",
         "sppo": "drivetrain-algo-sppo",
         **{n: "drivetrain-policy-losses" for n in "gspo gmpo cispo sapo gpg clip_cov kl_cov dro".split()},

@@ -9,7 +9,10 @@ ROWS, RESPONSE, GROUP = 8, 6, 4
 
 
 def random_columns(seed: int = 0) -> dict[str, Tensor]:
-    """Columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token: float64, (8, 6) or (8,)."""
+    """Columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token: float64, (8, 6) or (8,).
+
+    Rows 2k and 2k + 1 are a pair.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(scale: float = 1.0) -> Tensor:
@@ -36,6 +39,8 @@ def random_columns(seed: int = 0) -> dict[str, Tensor]:
         "token_level_rewards": rewards,
         "reward_baselines": draw()[:, 0],
         "win_rate": torch.rand(ROWS, generator=generator, dtype=torch.float64),
+        "preference": torch.tensor([1.0, -1.0] * (ROWS // 2), dtype=torch.float64),
+        "loss_group": torch.arange(ROWS) // 2,
     }
 
 
