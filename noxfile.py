@@ -21,9 +21,13 @@ CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
 #: plugins that a suite needs besides its own, because it trains or generates
 TEST_COMPANIONS = {
     "algo-dapo": ("algo-grpo", "backend-fsdp", "rollout-hf"),
+    "algo-dpo": ("backend-fsdp", "rollout-hf"),
     "algo-grpo": ("backend-fsdp", "rollout-hf"),
+    "algo-opo": ("backend-fsdp", "rollout-hf"),
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
+    "algo-sppo": ("backend-fsdp", "rollout-hf"),
+    "algo-spin": ("algo-dpo", "backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
 }

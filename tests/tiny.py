@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,14 +20,23 @@ from transformers import (
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 
 
-def write_model(folder: Path, seed: int = 0) -> None:
-    """A random Llama of 2 layers with a tokenizer of characters."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *"0123456789+-=,"])}
+CHARACTERS = "0123456789+-=,"
+
+
+def write_tokenizer(folder: Path) -> dict[str, int]:
+    """One of characters; returns its vocabulary."""
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **SPECIAL).save_pretrained(folder)
+    return vocabulary
+
+
+def write_model(folder: Path, seed: int = 0) -> None:
+    """A random Llama of 2 layers with a tokenizer of characters."""
+    write_tokenizer(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
@@ -34,6 +44,27 @@ def write_model(folder: Path, seed: int = 0) -> None:
         eos_token_id=2, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_speaker(folder: Path, says: Mapping[str, str]) -> Path:
+    """A Llama whose next character follows from the last one alone; of several, each is as likely."""
+    vocabulary = write_tokenizer(folder)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(len(vocabulary), 32))
+        model.lm_head.weight.zero_()
+        for last, following in says.items():
+            for character in following:
+                model.lm_head.weight[vocabulary[character], vocabulary[last]] = 10.0
+    model.save_pretrained(folder)
+    return folder
 
 
 def write_judge(folder: Path, seed: int = 0) -> Path:

@@ -40,7 +40,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "builtin.configs": ("RecordConfig",),
     "builtin.dispatch": ("DPCompute", "MeshMode"),
     "builtin.jsonl": ("example_from_record",),
-    "builtin.per_sample": ("PerSample",),
+    "builtin.per_sample": ("PerSample", "SampleError"),
     "builtin.row_dispatch": ("DPComputeMetric", "DPComputeProto"),
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),

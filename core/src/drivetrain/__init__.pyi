@@ -13,6 +13,7 @@ from drivetrain.builtin.dispatch import DPCompute as DPCompute
 from drivetrain.builtin.dispatch import MeshMode as MeshMode
 from drivetrain.builtin.jsonl import example_from_record as example_from_record
 from drivetrain.builtin.per_sample import PerSample as PerSample
+from drivetrain.builtin.per_sample import SampleError as SampleError
 from drivetrain.builtin.row_dispatch import DPComputeMetric as DPComputeMetric
 from drivetrain.builtin.row_dispatch import DPComputeProto as DPComputeProto
 from drivetrain.config import AlgorithmConfig as AlgorithmConfig

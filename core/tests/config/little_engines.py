@@ -35,7 +35,7 @@ PLUGIN = """
 
     @hookimpl
     def drivetrain_rollouts():
-        for name, provides in (("say", ("rollout.log_probs",)), ("mute", ())):
+        for name, provides in (("say", ("rollout.log_probs", "rollout.own_weights")), ("mute", ())):
             yield RolloutSpec(name=name, summary="", factory="none:none",
                               provides=("rollout.live_module", *provides))
 

@@ -163,6 +163,49 @@ def test_a_reward_model(load: Load, refused: Refused, override: str, line: str) 
         assert load(override, "rewards=[]").run.reward_model is not None
 
 
+SPEAKER = "reward_model={model: {path: judge}, rollout: {name: say, max_response_tokens: 4, temperature: 0}%s}"
+ASKED = ", judge: {prompt: '{response}'%s}"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (SPEAKER % (ASKED % ""), ""),
+        (SPEAKER % "", "judge is missing: a reward model that generates has to be asked (command line: "
+                       "reward_model.judge)"),
+        (SPEAKER % (ASKED % "" + ", output: probability"), "output is for a classifier; with a rollout the reward "
+         "model generates its verdict (command line: reward_model.output)"),
+        (SPEAKER % (ASKED % "" + ", backend: {name: judge}"), "backend is for a classifier; with a rollout the reward "
+         "model generates its verdict (command line: reward_model.backend)"),
+        (JUDGE % (ASKED % ""), "a classifier generates no verdict, and no rollout is selected (command line: "
+                               "reward_model.judge)"),
+        (SPEAKER % (ASKED % ", verdict_retries: 3"), "with rollout.temperature 0 a verdict is the same each time "
+         "(command line: reward_model.judge.verdict_retries)"),
+        (SPEAKER.replace("say", "mute") % (ASKED % ""), "a reward model that generates needs rollout.own_weights, "
+         "which rollout 'mute' does not provide (command line: reward_model.rollout.name)"),
+        (SPEAKER % ", judge: {prompt: 'How good?'}", "prompt lacks {response} (command line: reward_model.judge)"),
+        (SPEAKER % (ASKED % ", pattern: '('"), "pattern is no regular expression: missing ), unterminated subpattern "
+         "at position 0 (command line: reward_model.judge)"),
+        (SPEAKER % (ASKED % ", min: 1, max: 1"), "min 1 is not below max 1 (command line: reward_model.judge)"),
+        (SPEAKER % (ASKED % ", patern: x"), "unknown key 'patern' (command line: reward_model.judge.patern)"),
+        (SPEAKER % (ASKED % "" + ", label: words"), "two rewards are called 'words' (run.yaml: rewards)"),
+    ],
+)  # fmt: skip
+def test_a_reward_model_that_generates(load: Load, refused: Refused, override: str, line: str) -> None:
+    if line:
+        assert refused(override)[0] == line
+    else:
+        resolved = load(override, "rewards=[]")
+        assert resolved.run.reward_model is not None and resolved.run.reward_model.backend is None
+        assert not resolved.notes
+
+
+def test_what_the_rollout_of_a_reward_model_can_is_of_no_use_to_the_policy(refused: Refused) -> None:
+    assert refused(SPEAKER % (ASKED % ""), "rollout.name=mute")[0] == (
+        "algorithm 'group' needs rollout.log_probs, which rollout 'mute' does not provide (run.yaml: algorithm.name)"
+    )
+
+
 def test_an_empty_file_lacks_everything(refused: Refused) -> None:
     lines = refused(text="")
     assert lines[0] == "5 problems in the config"

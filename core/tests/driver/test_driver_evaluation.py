@@ -36,8 +36,8 @@ class Held:
         for start in range(0, self.count, prompts):
             numbers = range(start, min(start + prompts, self.count))
             yield DataProto.from_single_dict(
-                {"number": torch.tensor(numbers), "raw_prompt": [f"q{n}" for n in numbers],
-                 "messages": [None] * len(numbers),
+                {"number": torch.tensor(numbers), "uid": [f"u{n}" for n in numbers],
+                 "raw_prompt": [f"q{n}" for n in numbers], "messages": [None] * len(numbers),
                  "answer": ["a" for _ in numbers], "extra": [{} for _ in numbers],
                  "data_source": [self.sources[n % len(self.sources)] for n in numbers]}
             )  # fmt: skip

@@ -36,6 +36,15 @@ def test_keys_and_source_are_configurable(tmp_path: Path) -> None:
     assert (example.prompt, example.answer, example.response, example.data_source) == ("1+1", None, "two", "sums")
 
 
+def test_a_preference_pair(tmp_path: Path) -> None:
+    options = {"answer_key": None, "response_key": "chosen", "rejected_key": "rejected"}
+    (example,) = jsonl(tmp_path, {"prompt": "1+1", "chosen": "2", "rejected": "3", "by": "me"}, **options)
+    assert (example.response, example.rejected, example.extra) == ("2", "3", {"by": "me"})
+    with pytest.raises(UserError, match="no key 'rejected'") as raised:
+        jsonl(tmp_path, {"prompt": "1+1", "chosen": "2"}, **options)
+    assert "set rejected_key" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -61,7 +70,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def sample(response: str, answer: str | None = "Yes", finish_reason: str = "stop") -> RewardSample:
-    return RewardSample(prompt="p", response=response, response_token_ids=(1, 2), finish_reason=finish_reason,
+    return RewardSample(prompt="p", uid="0", response=response, response_token_ids=(1, 2), finish_reason=finish_reason,
                         answer=answer, data_source="s", extra={"bonus": 2.0})  # fmt: skip
 
 

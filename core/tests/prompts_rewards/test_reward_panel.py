@@ -28,7 +28,7 @@ def batch(tokenizer: Any) -> DataProto:
     return DataProto.from_dict(
         {"responses": ids, "response_mask": mask},
         {
-            "raw_prompt": ["a", "b", "c", "d"], "messages": [None] * 4,
+            "raw_prompt": ["a", "b", "c", "d"], "messages": [None] * 4, "uid": ["0", "0", "1", "1"],
             "answer": ["12", "4", "", "45"], "data_source": ["s"] * 4,
             "extra": [{}] * 4, "finish_reason": ["stop", "stop", "stop", "length"],
         },
@@ -58,6 +58,17 @@ def test_weights_and_places(tokenizer: Any, batch: DataProto) -> None:
     for name in ("scores", "correct", "token_level_scores", "reward/exact"):
         assert scored[name].dtype == torch.float32
     assert "scores" not in batch
+
+
+def test_samples_of_one_prompt_share_a_uid(tokenizer: Any, batch: DataProto) -> None:
+    seen: list[str] = []
+
+    def reward(samples: Sequence[RewardSample]) -> list[float]:
+        seen.extend(sample.uid for sample in samples)
+        return [0.0] * len(samples)
+
+    panel(tokenizer, a=reward).score(batch)
+    assert seen == ["u", "u", "v", "v"]
 
 
 def test_correctness(tokenizer: Any, batch: DataProto) -> None:

@@ -48,6 +48,29 @@ def test_a_missing_response_is_named(tokenizer: Any, data_config: Any) -> None:
         ResponseEncoder(tokenizer).respond(prompts)
 
 
+def test_several_texts_of_a_prompt_are_rows_one_after_the_other(tokenizer: Any, data_config: Any) -> None:
+    examples = [
+        Example(prompt="1+1=", response="2", rejected="123"),
+        Example(prompt="10+1=", response="11", rejected=""),
+    ]
+    prompts = PromptSource(examples, tokenizer, data_config(shuffle=False), seed=1).next_batch(2)
+    batch = ResponseEncoder(tokenizer).respond(prompts, "response_text", "rejected_text")
+    check_columns(batch, ["prompts", "responses", "input_ids", "attention_mask", "response_mask", "rejected_text"])
+    assert batch["uid"].tolist() == ["e0-0", "e0-0", "e0-1", "e0-1"]
+    assert decode_responses(batch, tokenizer) == ["2", "123", "11", ""]
+    assert batch["response_mask"].sum(1).tolist() == [2, 4, 3, 1]
+    assert torch.equal(batch["input_ids"], torch.cat([batch["prompts"], batch["responses"]], 1))
+    alone = ResponseEncoder(tokenizer).respond(prompts, "rejected_text")
+    assert decode_responses(alone, tokenizer) == ["123", ""]
+
+
+def test_a_missing_rejected_response_is_named(tokenizer: Any, data_config: Any) -> None:
+    prompts = PromptSource([Example(prompt="1", response="2")], tokenizer, data_config(), seed=1).next_batch(1)
+    with pytest.raises(UserError, match="prompt e0-0 has no rejected response") as raised:
+        ResponseEncoder(tokenizer).respond(prompts, "response_text", "rejected_text")
+    assert "set rejected_key" in str(raised.value)
+
+
 def test_an_end_of_sequence_token_is_needed(tokenizer: Any) -> None:
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token"):

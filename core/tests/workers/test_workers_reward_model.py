@@ -57,7 +57,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalWorkerGroup:
 
 def sample(prompt: str, response: str, messages: Any = None) -> RewardSample:
     return RewardSample(prompt=prompt, messages=messages, response=response, response_token_ids=[], answer=None,
-                        finish_reason="stop", data_source="")  # fmt: skip
+                        uid="0", finish_reason="stop", data_source="")  # fmt: skip
 
 
 def test_the_driver_gets_scores_that_say_nothing_about_right_and_wrong(group: LocalWorkerGroup) -> None:

@@ -1,30 +1,26 @@
-"""A tiny Llama with real engines, and GRPO on it written out in plain PyTorch."""
+"""GRPO on a tiny Llama, written out in plain PyTorch."""
 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from drivetrain import DataProto, RunConfig
-from drivetrain.config.resolve import load_config
-from drivetrain.driver.session import Session
-from drivetrain.seam.registry import get_registry, resolve
+from drivetrain import DataProto
+from drivetrain.seam import registry
+from drivetrain.seam.discovery import scan
+from drivetrain.testing import tiny
+from drivetrain.testing.tiny import assert_same, config, distance, opened, plain_model, plain_outputs
 
-SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>"}
-REWARD = """
-def variety(response: str) -> float:
-    return len(set(response)) + 0.1 * len(response)
+__all__ = ["assert_same", "config", "distance", "opened", "plain_model", "plain_outputs"]
 
+INSTALLED = scan()
+FUSSY = """
 
 def fussy(response: str, prompt: str) -> float:
     if prompt == "23=":
@@ -33,102 +29,19 @@ def fussy(response: str, prompt: str) -> float:
 """
 
 
-def write_model(folder: Path, seed: int) -> Path:
-    """A random Llama whose distributions are far from uniform, with a tokenizer of characters."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *"0123456789="])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=13, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=32, pad_token_id=0, eos_token_id=1,
-        bos_token_id=None, tie_word_embeddings=True, initializer_range=0.25,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+ENGINES = {"backend": "fsdp", "optimizer": "adamw", "rollout": "hf"}
 
 
 def write_run(folder: Path) -> Path:
-    """A policy, another model as reference, prompts of unequal length, a reward, and a config."""
-    write_model(folder / "policy", 1)
-    write_model(folder / "other", 2)
-    (folder / "judge.py").write_text(REWARD)
-    prompts = [{"prompt": text} for text in ("1=", "23=", "456=", "7890=")]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    run = {
-        "model": {"path": str(folder / "policy")},
-        "algorithm": {"name": "grpo", "group_size": 3, "clip_high": 0.3},
-        "actor": {
-            "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-            "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-        },
-        "rollout": {"name": "hf", "max_response_tokens": 6},
-        "data": {
-            "batch_prompts": 4, "train": {"name": "jsonl", "path": str(folder / "prompts.jsonl"), "answer_key": None},
-        },
-        "rewards": [{"name": "function", "path": f"{folder / 'judge.py'}:variety"}],
-        "hardware": {"name": "cpu"},
-        "trainer": {"steps": 4, "run_dir": str(folder / "run")},
+    """A run of GRPO with two mini-batches a step."""
+    actor = {
+        "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
+        "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
     }  # fmt: skip
-    (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return folder / "run.yaml"
-
-
-def config(path: Path, *overrides: str) -> RunConfig:
-    return load_config(path, overrides, get_registry()).run
-
-
-class Opened:
-    """A session with GRPO on it, in step 1."""
-
-    def __init__(self, path: Path, *overrides: str) -> None:
-        self.run = config(path, *overrides)
-        self.session = Session(self.run)
-        self.session.progress.step = 1
-        self.roles = self.session.roles
-        self.grpo = resolve("algorithms", "grpo")(self.run.algorithm)
-
-    def collect(self) -> DataProto:
-        assert self.session.train_prompts is not None
-        return self.grpo.collect(self.roles, self.session.train_prompts.next_batch(self.run.data.batch_prompts))
-
-    def learn(self, batch: DataProto) -> dict[str, Tensor]:
-        """The weights after learning from a batch."""
-        self.metrics = self.grpo.learn(self.roles, batch)
-        return self.weights()
-
-    def weights(self) -> dict[str, Tensor]:
-        model = self.session.policy.worker.actor.model
-        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-    def rows_of_updates(self, batch: DataProto) -> list[list[int]]:
-        """Row numbers of each mini-batch, epoch after epoch."""
-        numbered = batch.with_columns(row=torch.arange(len(batch)))
-        epochs = range(self.run.algorithm.epochs)
-        return [part["row"].tolist() for epoch in epochs for part in self.roles.actor.mini_batches(numbered, epoch)]
-
-
-@contextmanager
-def opened(path: Path, *overrides: str) -> Iterator[Opened]:
-    made = Opened(path, *overrides)
-    with made.session:
-        yield made
-
-
-def plain_model(folder: Path) -> Any:
-    """The model as transformers runs it by itself."""
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-
-
-def plain_outputs(model: Any, batch: DataProto, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probs of the responses' tokens and entropies of their distributions, from padded rows."""
-    real, responses = batch["attention_mask"], batch["responses"]
-    positions = (real.cumsum(1) - 1).clamp(min=0)
-    logits = model(input_ids=batch["input_ids"], attention_mask=real, position_ids=positions).logits
-    log_p = (logits[:, -responses.shape[1] - 1 : -1] / temperature).log_softmax(-1)
-    return log_p.gather(2, responses[:, :, None])[:, :, 0], -(log_p.exp() * log_p).sum(-1)
+    path = tiny.write_run(folder, {"name": "grpo", "group_size": 3, "clip_high": 0.3}, **ENGINES, actor=actor)
+    with (folder / "judge.py").open("a") as file:
+        file.write(FUSSY)
+    return path
 
 
 def plain_advantages(scores: Tensor, uids: Sequence[str], by_std: bool = True) -> Tensor:
@@ -177,29 +90,9 @@ def grpo_loss(log_probs: Tensor, entropy: Tensor, batch: DataProto, c: Any) -> T
     return -aggregated([objective[row][mask[row]] for row in range(len(batch))], c.aggregation, c.scale)
 
 
-def learn_plainly(run: RunConfig, batch: DataProto, updates: Sequence[Sequence[int]], loss: Any = grpo_loss) -> Any:
+def learn_plainly(run: Any, batch: DataProto, updates: Sequence[Sequence[int]], loss: Any = None) -> Any:
     """The weights after one AdamW step a mini-batch."""
-    model = plain_model(run.model.path)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=run.actor.optimizer.lr, eps=1e-3, weight_decay=0.0)
-    for rows in updates:
-        part = batch[list(rows)]
-        optimizer.zero_grad()
-        loss(*plain_outputs(model, part, run.rollout.temperature), part, run.algorithm).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), run.actor.max_grad_norm)
-        optimizer.step()
-    return dict(model.named_parameters())
-
-
-def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], atol: float = 2e-5) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(
-            ours[name], tensor.detach(), rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
-        )
-
-
-def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    return max(float((ours[name] - tensor.detach()).abs().max()) for name, tensor in theirs.items())
+    return tiny.learn_plainly(run, batch, updates, loss or grpo_loss)
 
 
 def install(site: Path, distribution: str, files: Mapping[str, str]) -> None:
@@ -213,3 +106,25 @@ def install(site: Path, distribution: str, files: Mapping[str, str]) -> None:
     for name, text in {"__init__.py": "", **files}.items():
         (site / package / name).write_text(text)
     importlib.invalidate_caches()
+
+
+def with_distribution(
+    run_file: Path, site: Path, monkeypatch: pytest.MonkeyPatch, distribution: str, files: Mapping[str, str]
+) -> Iterator[Path]:
+    """A config that leaves the options of ``clip`` alone, while a distribution is among what is installed."""
+    before = registry.get_registry()
+    install(site, distribution, files)
+    monkeypatch.syspath_prepend(str(site))
+    path = run_file.with_name("parts.yaml")
+    path.write_text(run_file.read_text().replace("  clip_high: 0.3\n", ""))
+    use(registry.Registry([*INSTALLED, *scan([str(site)])]))
+    yield path
+    use(before)
+
+
+def use(made: registry.Registry) -> None:
+    """Make a registry that of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "Registry", lambda *_: made)
+        registry.get_registry.cache_clear()
+        registry.get_registry()

@@ -11,8 +11,6 @@ import torch
 
 from drivetrain import ConfigError
 from drivetrain.driver import run_folder
-from drivetrain.seam import registry
-from drivetrain.seam.discovery import scan
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,6 @@ def plain(outputs, batch, counts, *, strength=1.0):
     loss = -strength * batch["advantages"] * outputs.log_probs
     return LossResult(loss=aggregate(loss, batch["response_mask"], "seq-mean-token-sum", counts))
 """
-INSTALLED = scan()
 CHOSEN = ["algorithm.advantage=raw", "algorithm.advantage_args={offset: 2}", "algorithm.policy_loss=plain",
           "algorithm.policy_loss_args={strength: 0.5}", "algorithm.kl_coef=0.1"]  # fmt: skip
 
@@ -81,22 +78,8 @@ CHOSEN = ["algorithm.advantage=raw", "algorithm.advantage_args={offset: 2}", "al
 @pytest.fixture
 def with_parts(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A config that leaves the options of ``clip`` alone, on a machine where ``acme-parts`` is installed."""
-    before = registry.get_registry()
-    rig.install(tmp_path, "acme-parts", {"plugin.py": PLUGIN, "work.py": WORK})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    path = run_file.with_name("parts.yaml")
-    path.write_text(run_file.read_text().replace("  clip_high: 0.3\n", ""))
-    use(registry.Registry([*INSTALLED, *scan([str(tmp_path)])]))
-    yield path
-    use(before)
-
-
-def use(made: registry.Registry) -> None:
-    """Make a registry that of this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "Registry", lambda *_: made)
-        registry.get_registry.cache_clear()
-        registry.get_registry()
+    yield from rig.with_distribution(run_file, tmp_path, monkeypatch, "acme-parts",
+                                     {"plugin.py": PLUGIN, "work.py": WORK})  # fmt: skip
 
 
 def plain_loss(log_probs: torch.Tensor, entropy: torch.Tensor, batch, c) -> torch.Tensor:

@@ -40,21 +40,21 @@ def test_the_coefficient_of_a_step_is_charged_and_then_steered(run_file: Path) -
         error = max(-0.2, min(0.2, float(kl.sum(1).mean()) / 0.5 - 1))
         assert made.metrics["kl_coef"] == 0.1
         assert made.metrics["kl"] == pytest.approx(float(kl.sum() / batch["response_mask"].sum()), rel=1e-5)
-        assert made.ppo.kl_ctrl.value == pytest.approx(0.1 * (1 + error * 8 / 40)) != 0.1
-        again = made.ppo.collect(made.roles, made.session.train_prompts.next_batch(4))
+        assert made.algorithm.kl_ctrl.value == pytest.approx(0.1 * (1 + error * 8 / 40)) != 0.1
+        again = made.algorithm.collect(made.roles, made.session.train_prompts.next_batch(4))
     charged = again["token_level_scores"] - again["token_level_rewards"]
     kl = (again["old_log_probs"] - again["ref_log_probs"]).square() / 2 * again["response_mask"]
-    assert float((charged - made.ppo.kl_ctrl.value * kl).abs().max()) < 1e-5 < float(charged.abs().max())
+    assert float((charged - made.algorithm.kl_ctrl.value * kl).abs().max()) < 1e-5 < float(charged.abs().max())
 
 
 def test_the_critic_has_a_head_start(run_file: Path) -> None:
     with rig.opened(run_file, "algorithm.critic_warmup_steps=2") as made:
-        actor = made.actor()
+        actor = made.weights()
         for step in (1, 2, 3):
-            critic = made.critic()
+            critic = made.weights("critic")
             made.learn(made.collect())
-            assert rig.distance(made.critic(), critic) > 1e-4
-            assert all(p.equal(actor[name]) for name, p in made.actor().items()) == (step <= 2)
+            assert rig.distance(made.weights("critic"), critic) > 1e-4
+            assert all(p.equal(actor[name]) for name, p in made.weights().items()) == (step <= 2)
             assert ("loss" in made.metrics) == (step > 2) and "critic_loss" in made.metrics
         assert made.session.progress.updates == 2
 

@@ -58,7 +58,7 @@ def variety(batch: DataProto) -> torch.Tensor:
 @torch.no_grad()
 def test_what_is_collected(run_file: Path) -> None:
     with rig.opened(run_file, *rig.kl_options(run_file)) as made:
-        head = made.critic()["score.weight"]
+        head = made.weights("critic")["score.weight"]
         batch = made.collect()
     mask = batch["response_mask"]
     assert len(batch) == 8 and 8 < int(mask.sum()) < 48  # some responses end early
@@ -93,9 +93,9 @@ def test_two_epochs_of_two_mini_batches(run_file: Path, collected: DataProto, op
     with rig.opened(run_file, "algorithm.epochs=2", *options) as made:
         updates = made.rows_of_updates(collected)
         assert len(updates) == 4 and sorted(updates[0] + updates[1]) == list(range(8))
-        before = made.actor(), made.critic()
+        before = made.weights(), made.weights("critic")
         made.learn(collected)
-        after = made.actor(), made.critic()
+        after = made.weights(), made.weights("critic")
     assert made.session.progress.updates == 4
     assert {"loss", "critic_loss", "grad_norm", "critic_grad_norm", "clip_fraction", "value_clip_fraction"} <= set(
         made.metrics
@@ -118,7 +118,7 @@ def test_nothing_changes_with_the_size_of_micro_batches_or_what_stands_beyond_th
         sizes = [f"{role}.backend.micro_batch_tokens={tokens}" for role in ("actor", "critic")]
         with rig.opened(run_file, *sizes) as made:
             made.learn(batch)
-            learned.append((made.actor(), made.critic()))
+            learned.append((made.weights(), made.weights("critic")))
             assert all(torch.tensor(value).isfinite() for value in made.metrics.values())
     for one, other in zip(*learned):
         rig.assert_same(one, other, 5e-6)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_hf import one, tiny
 from transformers.core_model_loading import revert_weight_conversion
 
-from drivetrain import Completion, DrivetrainError, WeightStreamError
+from drivetrain import Completion, DrivetrainError, UserError, WeightStreamError
 from drivetrain.weights import Bucket, Placement, WeightEntry, lend
 
 LONG = {"max_tokens": 20, "ignore_eos": True}
@@ -133,3 +134,16 @@ def test_own_model_in_another_dtype_and_with_random_weights(make_engine: Any) ->
     assert random == one(make_engine(model, own=True, dtype="bfloat16", init="random"), [5], **LONG)
     load(engine, tensors(model))
     assert torch.equal(engine._module.lm_head.weight, model.lm_head.weight.bfloat16())
+
+
+def test_weights_of_its_own_are_read_whole_or_not_at_all(make_engine: Any) -> None:
+    engine = make_engine(tiny(), own=True)
+    [file] = engine.context.model.path.glob("*.safetensors")
+    held = load_file(file)
+    gone = next(name for name in held if "layers.1" in name)
+    save_file({name: tensor for name, tensor in held.items() if name != gone}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=f"lacks 1 weights, first '{gone}' .model.path."):
+        one(engine, [5])
+    file.unlink()
+    with pytest.raises(UserError, match="does not load as a causal language model"):
+        one(engine, [5])

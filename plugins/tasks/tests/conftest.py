@@ -22,7 +22,7 @@ def gsm8k_file() -> Path:
 def sample() -> Callable[..., RewardSample]:
     def make(response: str, answer: str | None = None, *, finish_reason: str = "stop", tokens: int = 3,
              extra: Any = None) -> RewardSample:  # fmt: skip
-        return RewardSample(prompt="p", response=response, response_token_ids=(5,) * tokens, answer=answer,
+        return RewardSample(prompt="p", uid="0", response=response, response_token_ids=(5,) * tokens, answer=answer,
                             finish_reason=finish_reason, data_source="s", extra=extra or {})  # fmt: skip
 
     return make

@@ -28,6 +28,12 @@ def test_csv(tmp_path: Path) -> None:
     assert second.prompt == "2"
 
 
+def test_csv_pairs(tmp_path: Path) -> None:
+    options = {"answer_key": None, "response_key": "y", "rejected_key": "n"}
+    (example,) = csv_file(tmp_path, "prompt,y,n\n1+1,2,3\n", **options)
+    assert (example.response, example.rejected, example.extra) == ("2", "3", {})
+
+
 def test_csv_keys(tmp_path: Path) -> None:
     options = {"delimiter": ";", "prompt_key": "q", "answer_key": None, "response_key": "r", "data_source": "d"}
     (example,) = csv_file(tmp_path, "q;r\n1;2\n", **options)

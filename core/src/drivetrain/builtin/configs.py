@@ -16,7 +16,10 @@ class RecordConfig(DatasetConfig):
 
     prompt_key: str = Field("prompt", description="Key of the prompt: text, or a list of chat messages.")
     answer_key: str | None = Field("answer", description="Key of the reference; null: there is none.")
-    response_key: str | None = Field(None, description="Key of a text to imitate, for supervised training.")
+    response_key: str | None = Field(
+        None, description="Key of a text to imitate; of a preference pair, the better one."
+    )
+    rejected_key: str | None = Field(None, description="Key of the worse response of a preference pair.")
     data_source: str | None = Field(None, description="Name of the source in metrics. Omitted: the last part of path.")
     limit: int | None = Field(None, gt=0, description="Take the first records only.")
 

@@ -25,7 +25,7 @@ def example_from_record(record: Mapping[str, Any], config: RecordConfig, *, sour
         UserError: a key is missing or its value has the wrong type.
     """
     found: dict[str, Any] = {}
-    for option in ("prompt", "answer", "response"):
+    for option in ("prompt", "answer", "response", "rejected"):
         key = getattr(config, f"{option}_key")
         if key is None:
             continue
@@ -42,7 +42,7 @@ def example_from_record(record: Mapping[str, Any], config: RecordConfig, *, sour
             raise UserError(f"{key!r} is {value!r:.60}, but must be {wanted}", where=where,
                             mend=f"mend the record, or set {option}_key")  # fmt: skip
         found[option] = value
-    named = {config.prompt_key, config.answer_key, config.response_key}
+    named = {config.prompt_key, config.answer_key, config.response_key, config.rejected_key}
     extra = {key: value for key, value in record.items() if key not in named}
     return Example(**found, data_source=config.data_source or source, extra=extra)
 

@@ -41,6 +41,14 @@ def drivetrain_policy_losses() -> Iterable[PolicyLossSpec]:
         weighted=True,
     )
     yield PolicyLossSpec(
+        name="policy_gradient",
+        summary="Advantage times log-probability: REINFORCE.",
+        factory="drivetrain.numerics:policy_gradient",
+        scope="token",
+        options=("aggregation", "scale"),
+        weighted=True,
+    )
+    yield PolicyLossSpec(
         name="kl",
         summary="KL divergence from the reference policy.",
         factory="drivetrain.numerics:kl_to_ref",

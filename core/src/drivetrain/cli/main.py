@@ -128,15 +128,32 @@ new = typer.Typer(help="Start a plugin of your own.", no_args_is_help=True, rich
 app.add_typer(new, name="new")
 
 
-@new.command("algorithm")
-def new_algorithm(
-    name: Annotated[str, typer.Argument(help="Its name in configs, such as my-algo.", show_default=False)],
-    folder: Annotated[Optional[Path], typer.Option(help="Where to put it; by default a folder of its name.")] = None,
-) -> None:
-    """Write an algorithm as a distribution of its own, ready for pip install."""
-    from drivetrain.cli.new import new_algorithm as command
+NewName = Annotated[str, typer.Argument(help="Its name in configs, such as my-own.", show_default=False)]
+NewFolder = Annotated[Optional[Path], typer.Option(help="Where to put it; by default a folder of its name.")]
 
-    command(name, folder)
+
+@new.command("algorithm")
+def new_algorithm(name: NewName, folder: NewFolder = None) -> None:
+    """Write an algorithm as a distribution of its own, ready for pip install."""
+    from drivetrain.cli.new import new as command
+
+    command("algorithm", name, folder)
+
+
+@new.command("advantage")
+def new_advantage(name: NewName, folder: NewFolder = None) -> None:
+    """Write an advantage estimator as a distribution of its own, for algorithm.advantage."""
+    from drivetrain.cli.new import new as command
+
+    command("advantage", name, folder)
+
+
+@new.command("loss")
+def new_loss(name: NewName, folder: NewFolder = None) -> None:
+    """Write a policy loss as a distribution of its own, for algorithm.policy_loss."""
+    from drivetrain.cli.new import new as command
+
+    command("loss", name, folder)
 
 
 def _add_plugin_commands() -> None:

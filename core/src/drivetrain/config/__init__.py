@@ -18,6 +18,7 @@ from drivetrain.config.models import (
     DataConfig,
     EvaluationConfig,
     HealthConfig,
+    JudgeConfig,
     ModelConfig,
     PlacementConfig,
     ReferenceConfig,
@@ -30,8 +31,7 @@ from drivetrain.config.policy_gradient import PolicyGradientConfig
 
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
-    "HealthConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig", "PolicyGradientConfig",
-    "Problem", "ReferenceConfig",
-    "RewardConfig", "RewardModelConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig",
-    "Written", "check_options", "chosen_options",
+    "HealthConfig", "JudgeConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig",
+    "PolicyGradientConfig", "Problem", "ReferenceConfig", "RewardConfig", "RewardModelConfig", "RolloutConfig",
+    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "Written", "check_options", "chosen_options",
 ]  # fmt: skip

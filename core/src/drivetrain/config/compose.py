@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.config.base import PluginConfig, Problem
 from drivetrain.config.layers import dotted
-from drivetrain.config.models import CriticConfig, ReferenceConfig, RunConfig
+from drivetrain.config.models import CriticConfig, ReferenceConfig, RewardModelConfig, RunConfig
 from drivetrain.config.sections import plugin_sections
 from drivetrain.seam.registry import Registry
 from drivetrain.seam.specs import SPEC_TYPES, PluginSpec
@@ -22,7 +22,7 @@ def derive_roles(run: RunConfig) -> tuple[RunConfig, list[str]]:
     if "ref" in roles and run.ref is None:
         updates["ref"] = ReferenceConfig(backend=actor.backend)
     derived = list(updates)
-    if run.reward_model is not None and run.reward_model.backend is None:
+    if run.reward_model is not None and run.reward_model.backend is None and run.reward_model.rollout is None:
         updates["reward_model"] = run.reward_model.model_copy(update={"backend": actor.backend})
         derived.append("reward_model.backend")
     return run.model_copy(update=updates), derived
@@ -78,15 +78,42 @@ def _best(run: RunConfig) -> Iterator[Problem]:
 
 def _rewards(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     labels = [reward.label or reward.name for reward in run.rewards]
-    if run.reward_model is not None and run.reward_model.backend is not None:
+    if run.reward_model is not None:
         labels.append(run.reward_model.label)
-        name = run.reward_model.backend.name
-        if "backend.scores" not in registry.select("backends", name).spec.provides:
-            yield Problem(key="reward_model.backend.name", mend="choose another backend",
-                          what=f"a reward model needs backend.scores, which backend {name!r} does not provide",
-                          )  # fmt: skip
+        yield from (_judge if run.reward_model.rollout else _classifier)(run.reward_model, registry)
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield Problem(key="rewards", what=f"two rewards are called {label!r}", mend="give each a label")
+
+
+def _classifier(section: RewardModelConfig, registry: Registry) -> Iterator[Problem]:
+    assert section.backend is not None
+    name = section.backend.name
+    if section.judge is not None:
+        yield Problem(key="reward_model.judge", what="a classifier generates no verdict, and no rollout is selected",
+                      mend="set reward_model.rollout, or remove judge")  # fmt: skip
+    elif "backend.scores" not in registry.select("backends", name).spec.provides:
+        yield Problem(key="reward_model.backend.name", mend="choose another backend",
+                      what=f"a reward model needs backend.scores, which backend {name!r} does not provide",
+                      )  # fmt: skip
+
+
+def _judge(section: RewardModelConfig, registry: Registry) -> Iterator[Problem]:
+    rollout, judge = section.rollout, section.judge
+    assert rollout is not None
+    for key in ("backend", "output", "label_index", "format", "max_tokens", "overlong"):
+        if section.departs(key):
+            yield Problem(key=f"reward_model.{key}", what=f"{key} is for a classifier; with a rollout the reward model "
+                          "generates its verdict", mend=f"remove {key}, or rollout and judge")  # fmt: skip
+    if judge is None:
+        yield Problem(key="reward_model.judge", what="judge is missing: a reward model that generates has to be asked",
+                      mend="set reward_model.judge.prompt")  # fmt: skip
+    elif rollout.temperature == 0 and judge.departs("verdict_retries"):
+        yield Problem(key="reward_model.judge.verdict_retries", mend="remove it, or raise the temperature",
+                      what="with rollout.temperature 0 a verdict is the same each time")  # fmt: skip
+    if "rollout.own_weights" not in registry.select("rollouts", rollout.name).spec.provides:
+        yield Problem(key="reward_model.rollout.name", what="a reward model that generates needs "
+                      f"rollout.own_weights, which rollout {rollout.name!r} does not provide",
+                      mend=f"choose another rollout{_able(registry, 'rollout', 'rollout.own_weights')}")  # fmt: skip
 
 
 def _sizes(run: RunConfig) -> Iterator[Problem]:
@@ -116,13 +143,14 @@ def _placement(run: RunConfig, executor: PluginSpec) -> Iterator[Problem]:
 def _capabilities(
     run: RunConfig, sections: list[tuple[str, PluginSpec, PluginConfig]], registry: Registry
 ) -> Iterator[Problem]:
-    provided = {capability for _, spec, _ in sections for capability in spec.provides}
+    serving = [(k, spec) for k, spec, _ in sections if k != "reward_model.rollout"]  # which serves nothing but rewards
+    provided = {capability for _, spec in serving for capability in spec.provides}
     for key, spec, section in sections:
         for capability in dict.fromkeys((*spec.requires, *section.required_capabilities())):
             kind = capability.partition(".")[0]
             if capability in provided or getattr(run, kind, kind) is None:  # whether a section may be omitted: _roles
                 continue
-            others = dict.fromkeys(f"{k} {s.name!r}" for k, s, _ in sections if k.split(".")[-1] == kind)
+            others = dict.fromkeys(f"{k} {s.name!r}" for k, s in serving if k.split(".")[-1] == kind)
             which = f"which {' and '.join(others)} does not provide" if others else f"and no {kind} is selected"
             yield Problem(key=f"{key}.name", what=f"{spec.noun} {spec.name!r} needs {capability}, {which}",
                           mend=f"choose another {kind}{_able(registry, kind, capability)} or {spec.noun}")  # fmt: skip

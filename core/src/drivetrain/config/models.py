@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -82,10 +83,52 @@ class ReferenceConfig(Section):
     model: ModelConfig | None = Field(default=None, description="Another model than the one the actor starts from.")
 
 
-class RewardModelConfig(Section):
-    """A classifier or regressor of texts whose score joins the sum of the rewards. It does not learn."""
+class JudgeConfig(Section):
+    """What a reward model that generates is asked, and how the number in its verdict is found."""
 
-    model: ModelConfig = Field(description="A Hugging Face folder with a sequence classifier and its own tokenizer.")
+    prompt: str = Field(
+        description="Text with {response}, and perhaps {prompt} and {answer}; a message of the user where the tokenizer"
+        " of the reward model has a chat template."
+    )
+    pattern: str = Field(
+        r"^\s*(-?\d+(?:\.\d+)?)\s*$",
+        description="Regular expression whose last match in the verdict is the number, or its first group is, if it has"
+        " groups. The default reads a verdict that is nothing but a number.",
+    )
+    min: float | None = Field(None, description="A verdict below it counts as unreadable.")
+    max: float | None = Field(None, description="A verdict above it counts as unreadable.")
+    correct_above: float | None = Field(
+        None, description="A response with a higher score is right, one with another is wrong. Omitted: none is judged."
+    )
+    verdict_retries: int = Field(
+        2, ge=0, description="How often an unreadable verdict is drawn anew, where rollout.temperature is above 0."
+    )
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> JudgeConfig:
+        if "{response}" not in self.prompt:
+            raise ValueError("prompt lacks {response}")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from error
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"min {self.min:g} is not below max {self.max:g}")
+        return self
+
+
+class RewardModelConfig(Section):
+    """A model whose score of a text joins the sum of the rewards: a classifier or regressor, or, with ``rollout`` and
+    ``judge``, a language model that generates its verdict. It does not learn."""
+
+    model: ModelConfig = Field(
+        description="A Hugging Face folder with its own tokenizer and a sequence classifier, or, with rollout, a causal"
+        " language model."
+    )
+    rollout: Annotated[SerializeAsAny[RolloutConfig] | None, Offered("rollouts")] = Field(
+        None, description="What generates verdicts, and how they are drawn. Omitted: the model is a classifier."
+    )
+    judge: JudgeConfig | None = Field(None, description="How verdicts are asked for and read; rollout needs it.")
     backend: Annotated[SerializeAsAny[PluginConfig] | None, Offered("backends")] = Field(
         None, description="What runs it. Omitted, it derives from the actor's."
     )

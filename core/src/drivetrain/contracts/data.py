@@ -15,7 +15,8 @@ class Example:
 
     prompt: str | Sequence[Message]  # text, or chat messages with role and content
     answer: str | None = None  # what rewards compare with
-    response: str | None = None  # a text to imitate, for supervised training
+    response: str | None = None  # a text to imitate, for supervised training; of a preference pair the better one
+    rejected: str | None = None  # the worse response of a preference pair
     data_source: str = ""  # evaluation reports each source by itself
     extra: Mapping[str, Any] = field(default_factory=dict)  # whatever else a reward needs, as JSON values
 
@@ -32,6 +33,7 @@ class Dataset(Protocol):
 class RewardSample:
     """One completion to be judged, with what its :class:`Example` says."""
 
+    uid: str  # the prompt's: samples of one prompt share it
     prompt: str  # as text, the template applied
     messages: Sequence[Message] | None = None  # the prompt before a chat template was applied; None if none was
     response: str  # as text, special tokens left out

@@ -69,10 +69,13 @@ class RolloutContext:
 
 
 class RolloutEngine(ABC):
-    """Draws completions from the policy.
+    """Draws completions from the policy, or from a reward model that generates.
+
+    Keys that its errors name start at the section that holds ``model`` and ``rollout``.
 
     Capabilities that its spec may provide: ``rollout.log_probs`` (of the sampled tokens), ``rollout.live_module``
-    (it can run the trainer's own module), ``rollout.load_weights``, ``rollout.sleep``.
+    (it can run the trainer's own module), ``rollout.own_weights`` (until it is given others it generates with those in
+    the model's folder), ``rollout.load_weights``, ``rollout.sleep``.
     """
 
     def __init__(self, config: RolloutConfig, context: RolloutContext) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drivetrain.contracts.algorithm import Algorithm, LossTerm
 from drivetrain.driver.advantage import compute_advantage
+from drivetrain.errors import UserError
 from drivetrain.metrics import Mean, Metric, merge_metrics
 from drivetrain.numerics import fill_masked, kl_penalty, masked_sum, truncated_weights
 from drivetrain.seam.registry import get_registry
@@ -59,8 +60,17 @@ class PolicyGradient(Algorithm):
         return batch.with_columns(rollout_is_weights=weights)
 
     def advantages(self, batch: DataProto) -> DataProto:
-        """The batch with ``advantages`` and ``returns``, by the estimator of the config."""
-        return compute_advantage(batch, self.config.advantage, **self.config.advantage_options())
+        """The batch with ``advantages`` and ``returns``, by the estimator of the config.
+
+        Raises:
+            drivetrain.UserError: an option has a value that the estimator refuses.
+        """
+        name, options = self.config.advantage, self.config.advantage_options()
+        try:
+            return compute_advantage(batch, name, **options)
+        except ValueError as error:
+            raise UserError(f"advantage estimator {name!r}: {error}", where="algorithm.advantage_args",
+                            mend=f"mend its options: {options}") from error  # fmt: skip
 
     def kl(self, batch: DataProto) -> Tensor:
         """KL divergence of each token from the reference policy, zero beyond the mask (rows, response)."""

@@ -84,7 +84,7 @@ class PromptSource:
 
         Columns: ``input_ids`` and ``attention_mask`` ``(batch, prompt)``, int64 and left padded; ``uid``
         (``eval-<index>`` here), ``raw_prompt`` (text, the template applied), ``messages`` (what a chat template was
-        applied to, or None), ``response_text``, ``answer``, ``data_source`` and ``extra``.
+        applied to, or None), ``response_text``, ``rejected_text``, ``answer``, ``data_source`` and ``extra``.
         """
         for start in range(0, len(self), prompts):
             yield self._batch([(f"eval-{index}", index) for index in self._usable[start : start + prompts]])
@@ -151,6 +151,7 @@ class PromptSource:
                 "raw_prompt": [prompt.text for prompt in prompts],
                 "messages": [prompt.messages for prompt in prompts],
                 "response_text": [prompt.example.response for prompt in prompts],
+                "rejected_text": [prompt.example.rejected for prompt in prompts],
                 **{name: [getattr(prompt.example, name) for prompt in prompts]
                    for name in ("answer", "data_source", "extra")},
             },

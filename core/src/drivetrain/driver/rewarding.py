@@ -89,13 +89,13 @@ class RewardPanel:
         return batch.with_columns(**columns, scores=total.float(), correct=correct, token_level_scores=token_level)
 
     def _samples(self, batch: DataProto) -> list[RewardSample]:
-        names = ("raw_prompt", "messages", "finish_reason", "answer", "data_source", "extra")
+        names = ("raw_prompt", "messages", "uid", "finish_reason", "answer", "data_source", "extra")
         drawn = response_tokens(batch)
         rows = zip(decode_tokens(drawn, self._tokenizer), drawn, *(batch[name] for name in names), strict=True)
         return [
-            RewardSample(prompt=prompt, messages=messages, response=response, response_token_ids=tokens,
+            RewardSample(prompt=prompt, messages=messages, uid=str(uid), response=response, response_token_ids=tokens,
                          finish_reason=finish, answer=answer, data_source=source, extra=extra)
-            for response, tokens, prompt, messages, finish, answer, source, extra in rows
+            for response, tokens, prompt, messages, uid, finish, answer, source, extra in rows
         ]  # fmt: skip
 
 

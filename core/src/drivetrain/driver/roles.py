@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from drivetrain.driver.rewarding import RewardPanel
     from drivetrain.driver.text import ResponseEncoder
 
-TEXTS = ("raw_prompt", "messages", "response_text", "answer", "extra")  # what rewards read, and no model
+TEXTS = ("raw_prompt", "messages", "response_text", "rejected_text", "answer", "extra")  # what no model reads
 OF_UPDATES = ("loss", "grad_norm", "lr")  # metrics of an optimizer step, whatever its terms
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
+from drivetrain.driver.judging import GenerativeReward
 from drivetrain.driver.phases import Phases
 from drivetrain.driver.progress import Progress
 from drivetrain.driver.prompts import PromptSource
@@ -19,6 +20,7 @@ from drivetrain.seam.registry import resolve
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
 CRITIC_WORKER = "drivetrain.workers:CriticWorker"
 REWARD_WORKER = "drivetrain.workers:RewardModelWorker"
+JUDGE_WORKER = "drivetrain.workers:GenerativeRewardWorker"
 
 
 class Session:
@@ -29,7 +31,7 @@ class Session:
         announce: called with the name of each phase that starts.
         ranks: called with the phase, how many ranks have answered its call, and of how many.
         training: False leaves out what only training needs (the reference, the critic, the training prompts).
-        scoring: False leaves out the reward model.
+        scoring: False leaves out the rewards.
         reads: what will be read besides the paths of the config, such as a checkpoint.
     """
 
@@ -43,13 +45,14 @@ class Session:
         self.tokenizer = load_tokenizer(run.model)
         self.train_prompts = self._prompts(run.data.train, "data.train") if training else None
         self.eval_prompts = self._prompts(run.data.eval, "data.eval") if run.data.eval is not None else None
-        rewards = [self._reward(section) for section in run.rewards]
+        rewards = [self._reward(section) for section in run.rewards] if scoring else []
         self.executor: Executor = resolve("executors", run.executor.name)(run.executor)
         self.phases = Phases(announce, self._switch, self._take_metrics, ranks)
         try:
             self.placement = self._start(training, scoring, reads)
             if (judge := self.groups.get("reward")) is not None and (section := run.reward_model) is not None:
-                rewards.append(PanelReward(label=section.label, reward=ModelReward(judge), weight=section.weight,
+                scorer = ModelReward(judge) if section.rollout is None else GenerativeReward(judge, section)
+                rewards.append(PanelReward(label=section.label, reward=scorer, weight=section.weight,
                                            timeout_s=section.timeout_s))  # fmt: skip
             self.rewards = RewardPanel(rewards, self.tokenizer)
         except BaseException:
@@ -74,7 +77,8 @@ class Session:
         if training and run.critic is not None:
             plans.append(GroupPlan(name="critic", worker=CRITIC_WORKER, roles=("critic",)))
         if scoring and run.reward_model is not None:
-            plans.append(GroupPlan(name="reward", worker=REWARD_WORKER, roles=("reward",)))
+            worker = REWARD_WORKER if run.reward_model.rollout is None else JUDGE_WORKER
+            plans.append(GroupPlan(name="reward", worker=worker, roles=("reward",)))
         if training and run.ref is not None:
             if run.placement is None or run.placement.pool_of("ref") == run.placement.pool_of("actor"):
                 roles.append("ref")

@@ -78,22 +78,30 @@ class ResponseEncoder:
                             where="model.tokenizer", mend="set eos_token in its tokenizer_config.json")  # fmt: skip
         self._tokenizer, self._pad = tokenizer, pad_token_id(tokenizer)
 
-    def respond(self, prompts: DataProto) -> DataProto:
-        """Join prompts with their ``response_text``, encoded and ended with the end-of-sequence token.
+    def respond(self, prompts: DataProto, *columns: str) -> DataProto:
+        """Join prompts with their texts, encoded and ended with the end-of-sequence token.
 
-        Adds ``prompts`` ``(batch, prompt)``, ``responses`` and ``response_mask`` ``(batch, response)``; ``input_ids``
-        and ``attention_mask`` become ``(batch, prompt + response)``. Raises UserError for a prompt without response.
+        Args:
+            columns: of texts, by default ``response_text`` alone; a prompt gets a row for each, one after the other.
+
+        Returns:
+            ``prompts`` ``(batch, prompt)``, ``responses`` and ``response_mask`` ``(batch, response)``; ``input_ids``
+            and ``attention_mask`` become ``(batch, prompt + response)``. Raises UserError for a prompt without text.
         """
-        rows = []
-        for uid, text in zip(prompts["uid"], prompts["response_text"], strict=True):
-            if text is None:
-                raise UserError(f"prompt {uid} has no response to learn from", where="data.train",
-                                mend="set response_key, or take a dataset with responses")  # fmt: skip
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-            rows.append([*ids, self._tokenizer.eos_token_id])
+        columns = columns or ("response_text",)
+        batch, rows = prompts.repeat(len(columns)), []
+        for uid, *texts in zip(prompts["uid"], *(prompts[name] for name in columns), strict=True):
+            for name, text in zip(columns, texts):
+                kind = name.removesuffix("_text")
+                if text is None:
+                    what = "response" if kind == "response" else f"{kind} response"
+                    raise UserError(f"prompt {uid} has no {what} to learn from", where="data.train",
+                                    mend=f"set {kind}_key, or take a dataset with {what}s")  # fmt: skip
+                ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+                rows.append([*ids, self._tokenizer.eos_token_id])
         responses, mask = padded(rows, self._pad, left=False)
-        return prompts.with_columns(
-            prompts=prompts["input_ids"], responses=responses, response_mask=mask,
-            input_ids=torch.cat([prompts["input_ids"], responses], dim=1),
-            attention_mask=torch.cat([prompts["attention_mask"], mask], dim=1),
+        return batch.with_columns(
+            prompts=batch["input_ids"], responses=responses, response_mask=mask,
+            input_ids=torch.cat([batch["input_ids"], responses], dim=1),
+            attention_mask=torch.cat([batch["attention_mask"], mask], dim=1),
         )  # fmt: skip

@@ -12,12 +12,12 @@ from drivetrain.numerics.masked import (
     masked_var,
     masked_whiten,
 )
-from drivetrain.numerics.policy_loss import clip, entropy_bonus, kl_to_ref, value_clip
+from drivetrain.numerics.policy_loss import clip, entropy_bonus, kl_to_ref, policy_gradient, value_clip
 from drivetrain.numerics.ratios import KL_KINDS, kl_penalty, truncated_weights
 
 __all__ = [
     "AGGREGATIONS", "KL_KINDS", "Counts", "LossInputs", "LossResult", "aggregate", "clip", "discounted_returns",
     "entropy_bonus", "fill_masked", "gae", "gae_advantage", "group_advantage", "group_index", "group_mean_std",
     "kl_penalty", "kl_to_ref", "masked_mean", "masked_std", "masked_sum", "masked_var", "masked_whiten",
-    "truncated_weights", "value_clip",
+    "policy_gradient", "truncated_weights", "value_clip",
 ]  # fmt: skip

@@ -59,6 +59,20 @@ def clip(
     return LossResult(loss=aggregate(loss, mask, aggregation, counts, scale=scale), metrics=metrics)
 
 
+def policy_gradient(
+    outputs: LossInputs, batch: Batch, counts: Counts, *, aggregation: str = "token-mean", scale: float | None = None
+) -> LossResult:
+    """REINFORCE: w (-A log pi) per token, w the importance weight. Williams 1992 (Machine Learning 8), section 4.
+
+    Columns: advantages, optional rollout_is_weights.
+    """
+    mask = batch["response_mask"]
+    loss = -fill_masked(batch["advantages"], mask) * fill_masked(outputs.require("log_probs"), mask)
+    if "rollout_is_weights" in batch:
+        loss = loss * fill_masked(batch["rollout_is_weights"], mask)
+    return LossResult(loss=aggregate(loss, mask, aggregation, counts, scale=scale))
+
+
 def kl_to_ref(
     outputs: LossInputs,
     batch: Batch,

@@ -59,11 +59,14 @@ _TABLE = (
     Column("sample_index", _ROW, "int64", "number of the sample among those of its uid"),
     Column("is_padding", _ROW, "mask", "1 in rows that only fill the batch up; there only in a padded batch"),
     Column("rm_scores", _ROW, "float32", "a reward model's score of prompt and response"),
+    Column("win_rate", _ROW, "float32", "estimated probability to be preferred to a response of the policy"),
     Column("data_source", _ROW, "object", "name of the dataset that the prompt came from"),
     Column("answer", _ROW, "object", "what a rule-based reward compares with"),
     Column("raw_prompt", _ROW, "object", "prompt as text, the template applied"),
     Column("messages", _ROW, "object", "prompt as chat messages, before the template; None for one without"),
     Column("response_text", _ROW, "object", "the response as text, without special tokens"),
+    Column("rejected_text", _ROW, "object", "the worse response of a preference pair, as text; None for none"),
+    Column("preference", _ROW, "float32", "of the two rows of a loss_group, 1 for the better, -1 for the worse"),
     Column("finish_reason", _ROW, "object", "why generation ended: stop, length or abort"),
 )
 STANDARD_COLUMNS = {column.name: column for column in _TABLE}

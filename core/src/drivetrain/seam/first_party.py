@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+_ADVANTAGES = "dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax gpg pass_at_k".split()
+
 FIRST_PARTY: dict[str, dict[str, str]] = {
-    "algorithms": {name: f"drivetrain-algo-{name}" for name in ("dapo", "grpo", "ppo", "sft")},
+    "algorithms": {
+        **{name: f"drivetrain-algo-{name}" for name in ("dapo", "dpo", "grpo", "opo", "ppo", "sft", "spin", "sppo")},
+        "online_dpo": "drivetrain-algo-dpo",
+    },
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
     "optimizers": {"adamw": "drivetrain-backend-fsdp"},
     "dispatch_modes": {
@@ -13,12 +18,23 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
-    "advantage_estimators": {"grpo": "drivetrain-algo-grpo"},
-    "policy_losses": {"nll": "drivetrain-algo-sft"},
+    "advantage_estimators": {
+        **{name: f"drivetrain-algo-{name}" for name in ("grpo", "opo")},
+        **{name: "drivetrain-advantages" for name in _ADVANTAGES},
+    },
+    "policy_losses": {
+        "dpo": "drivetrain-algo-dpo",
+        "nll": "drivetrain-algo-sft",
+        "sppo": "drivetrain-algo-sppo",
+        **{n: "drivetrain-policy-losses" for n in "gspo gmpo cispo sapo gpg clip_cov kl_cov dro".split()},
+    },
     "executors": {"ray": "drivetrain-executor-ray"},
     "hardware": {name: f"drivetrain-hardware-{name}" for name in ("ascend", "cuda", "rocm")},
     "datasets": {name: "drivetrain-tasks" for name in ("reasoning_gym", "parquet", "csv", "huggingface")},
-    "rewards": {name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "format", "length")},
+    "rewards": {
+        **{name: "drivetrain-judges" for name in ("llm_judge", "llm_preference")},
+        **{name: "drivetrain-tasks" for name in ("reasoning_gym", "gsm8k", "math_verify", "code", "format", "length")},
+    },
     "trackers": {
         **{name: "drivetrain-report" for name in ("console", "report")},
         **{name: "drivetrain-trackers" for name in ("csv", "parquet", "tensorboard", "wandb", "mlflow")},

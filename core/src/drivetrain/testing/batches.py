@@ -9,7 +9,10 @@ ROWS, RESPONSE, GROUP = 8, 6, 4
 
 
 def random_columns(seed: int = 0) -> dict[str, Tensor]:
-    """Float64 columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token; (8, 6)."""
+    """Columns of 8 rows in 2 groups of 4, ragged, one of them with an inner masked token: float64, (8, 6) or (8,).
+
+    Rows 2k and 2k + 1 are a pair.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(scale: float = 1.0) -> Tensor:
@@ -34,6 +37,10 @@ def random_columns(seed: int = 0) -> dict[str, Tensor]:
         "advantages": draw(),
         "token_level_scores": rewards,
         "token_level_rewards": rewards,
+        "reward_baselines": draw()[:, 0],
+        "win_rate": torch.rand(ROWS, generator=generator, dtype=torch.float64),
+        "preference": torch.tensor([1.0, -1.0] * (ROWS // 2), dtype=torch.float64),
+        "loss_group": torch.arange(ROWS) // 2,
     }
 
 
@@ -43,5 +50,11 @@ def groups() -> Tensor:
 
 
 def spoiled(column: Tensor, mask: Tensor) -> Tensor:
-    """The column with NaN wherever the mask is 0."""
-    return torch.where(mask != 0, column, torch.nan) if column.is_floating_point() else column
+    """The column with NaN wherever the mask is 0; one value a row stays."""
+    spoils = column.is_floating_point() and column.dim() > 1
+    return torch.where(mask != 0, column, torch.nan) if spoils else column
+
+
+def padded(column: Tensor, width: int = 3) -> Tensor:
+    """The column with this many positions more on the right; one value a row stays."""
+    return torch.nn.functional.pad(column, (0, width)) if column.dim() > 1 else column

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drivetrain.numerics import Counts, LossInputs
 from drivetrain.seam.registry import get_registry
-from drivetrain.testing.batches import groups, random_columns, spoiled
+from drivetrain.testing.batches import groups, padded, random_columns, spoiled
 
 _OUTPUTS = ("log_probs", "entropy", "values")
 
@@ -29,12 +29,34 @@ class LossConformance:
         again, gradient_again = self._evaluate({name: spoiled(column, mask) for name, column in columns.items()})
         torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
         torch.testing.assert_close(gradient_again, gradient, rtol=0, atol=1e-12)
+        assert (gradient_again[mask == 0] == 0).all()
+
+    def test_rows_may_come_in_any_order(self) -> None:
+        """Permuting the rows permutes the gradient and leaves the loss."""
+        columns = random_columns()
+        loss, gradient = self._evaluate(columns)
+        counts, order = Counts.of(columns["response_mask"], groups()), torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
+        again, gradient_again = self._evaluate({name: column[order] for name, column in columns.items()}, counts)
+        torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient_again, gradient[order], rtol=0, atol=1e-12)
+
+    def test_rows_without_a_token_add_nothing(self) -> None:
+        """Responses of length zero, whatever stands in their rows, change neither the loss nor a gradient."""
+        columns = random_columns()
+        loss, gradient = self._evaluate(columns)
+        counts, nothing = Counts.of(columns["response_mask"], groups()), torch.zeros_like(columns["response_mask"][-2:])
+        longer = {name: torch.cat([column, self._empty(column, nothing)]) for name, column in columns.items()}
+        longer["response_mask"][-2:] = 0
+        again, gradient_again = self._evaluate(longer, counts)
+        torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient_again[:-2], gradient, rtol=0, atol=1e-12)
+        assert (gradient_again[-2:] == 0).all()
 
     def test_padding_does_not_matter(self) -> None:
         """Further columns beyond the mask change nothing."""
         columns = random_columns()
         loss, gradient = self._evaluate(columns)
-        wider = {name: torch.nn.functional.pad(column, (0, 3)) for name, column in columns.items()}
+        wider = {name: padded(column) for name, column in columns.items()}
         again, gradient_again = self._evaluate(wider)
         torch.testing.assert_close(again, loss, rtol=0, atol=1e-12)
         torch.testing.assert_close(gradient_again[:, :-3], gradient, rtol=0, atol=1e-12)
@@ -59,6 +81,13 @@ class LossConformance:
         columns["response_mask"] = torch.zeros_like(columns["response_mask"])
         loss, gradient = self._evaluate(columns)
         assert loss.isfinite() and gradient.abs().sum() == 0
+
+    @staticmethod
+    def _empty(column: Tensor, nothing: Tensor) -> Tensor:
+        """What stands in two rows without a token: NaN; of columns with one number a row those before, labels new."""
+        if column.dim() > 1:
+            return spoiled(column[-2:], nothing)
+        return column[-2:] if column.is_floating_point() else column[-2:] + 1
 
     def _parts(self) -> list[slice]:
         scope = get_registry().find("policy_losses", self.name).spec.scope

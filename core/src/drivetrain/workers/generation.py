@@ -14,6 +14,15 @@ from drivetrain.protocol import DataProto
 from drivetrain.seeds import derive_seed
 
 
+def sampling_of(config: RolloutConfig, temperature: float) -> SamplingParams:
+    """How tokens are drawn by a section ``rollout``, with this temperature."""
+    return SamplingParams(
+        temperature=temperature, top_k=config.top_k, top_p=config.top_p, min_p=config.min_p,
+        max_tokens=config.max_response_tokens, min_tokens=config.min_response_tokens,
+        stop_token_ids=config.stop_token_ids, stop=config.stop, ignore_eos=config.ignore_eos,
+    )  # fmt: skip
+
+
 def requests_of(prompts: DataProto, config: RolloutConfig, *, seed: int, part: int = 0) -> list[GenerationRequest]:
     """One request a prompt; ``prompts`` is as ``generate_sequences`` takes it, and the part of that number of a batch.
 
@@ -23,11 +32,7 @@ def requests_of(prompts: DataProto, config: RolloutConfig, *, seed: int, part: i
     samples, step = int(meta.get("samples", 1)), int(meta.get("step", 0))
     rows = [f"{part}/{row}" if part else str(row) for row in range(len(prompts))]
     uids = prompts.non_tensor_batch.get("uid", rows)
-    sampling = SamplingParams(
-        temperature=float(meta.get("temperature", config.temperature)), top_k=config.top_k, top_p=config.top_p,
-        min_p=config.min_p, max_tokens=config.max_response_tokens, min_tokens=config.min_response_tokens,
-        stop_token_ids=config.stop_token_ids, stop=config.stop, ignore_eos=config.ignore_eos,
-    )  # fmt: skip
+    sampling = sampling_of(config, float(meta.get("temperature", config.temperature)))
     ids, mask = prompts.batch["input_ids"], prompts.batch["attention_mask"].bool()
     return [
         GenerationRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,7 +15,11 @@ _ATTENTION = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
 def load_own(context: RolloutContext) -> nn.Module:
-    """Read or draw the weights of the context's model onto this process's device, in evaluation mode."""
+    """Read or draw the weights of the context's model onto this process's device, in evaluation mode.
+
+    Raises:
+        UserError: the folder holds no causal language model, or not all of its weights.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = context.model
@@ -26,9 +30,15 @@ def load_own(context: RolloutContext) -> nn.Module:
             torch.manual_seed(context.seed)
             module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=model.trust_remote_code)
     else:
-        module = AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=dtype, trust_remote_code=model.trust_remote_code
-        )
+        options = {"dtype": dtype, "trust_remote_code": model.trust_remote_code, "output_loading_info": True}
+        try:
+            module, report = cast(Any, AutoModelForCausalLM.from_pretrained(model.path, **options))
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"{model.path} does not load as a causal language model: {error}", where="model.path",
+                            mend="give the folder of a Hugging Face model with its weights") from error  # fmt: skip
+        if missing := sorted(report["missing_keys"]):
+            raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where="model.path",
+                            mend="give the folder of a whole causal language model")  # fmt: skip
     own: nn.Module = module.to(context.hardware.device())
     return own.requires_grad_(False).eval()
 

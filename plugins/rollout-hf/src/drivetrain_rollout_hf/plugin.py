@@ -15,5 +15,5 @@ def drivetrain_rollouts() -> Iterable[RolloutSpec]:
         summary="Generates with transformers' own models, also with the module that is being trained.",
         factory="drivetrain_rollout_hf.engine:HFRollout",
         config="drivetrain_rollout_hf.config:HFRolloutConfig",
-        provides=("rollout.log_probs", "rollout.live_module", "rollout.load_weights"),
+        provides=("rollout.log_probs", "rollout.live_module", "rollout.own_weights", "rollout.load_weights"),
     )

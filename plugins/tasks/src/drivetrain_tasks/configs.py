@@ -131,6 +131,35 @@ class MathVerifyRewardConfig(JudgedConfig):
     sample_timeout_s: float = Field(5.0, gt=0, description="A response that takes longer to judge is wrong.")
 
 
+class CodeRewardConfig(JudgedConfig):
+    """The reward ``code``."""
+
+    timeout_s: float = Field(600.0, gt=0, description="A call for one batch that takes longer stops the run.")
+    kind: Literal["asserts", "stdio"] = Field(
+        "asserts", description="asserts: statements that run after the program; stdio: pairs of input and output."
+    )
+    tests_key: str | None = Field(
+        None, description="Key of the tests among the sample's other keys, a.b for b in a. Omitted: the answer."
+    )
+    extract: Literal["block", "response"] = Field(
+        "block", description="block: the program is the last fenced block of Python; response: all of the response."
+    )
+    score: Literal["all", "fraction"] = Field(
+        "all", description="all: 1 if every test passes, else 0; fraction: the share of tests that pass."
+    )
+    time_limit_s: float = Field(5.0, gt=0, description="A program that takes longer is ended.")
+    memory_mb: int = Field(1024, gt=0, description="Address space of each process of a program, in MiB.")
+    output_kb: int = Field(1024, gt=0, description="A program that prints more is ended, in KiB.")
+    file_mb: int = Field(16, gt=0, description="Longest file that a program may write, in MiB.")
+    max_processes: int = Field(16, gt=0, description="A program that has more processes at once is ended.")
+    network: Literal["deny", "allow"] = Field(
+        "deny", description="deny: programs have neither the network nor other processes of their user in reach."
+    )
+    max_concurrency: int | None = Field(
+        None, gt=0, description="How many programs run at once. Omitted: as many as there are CPU cores."
+    )
+
+
 class FormatRewardConfig(RewardConfig):
     """The reward ``format``."""
 

@@ -56,6 +56,12 @@ def drivetrain_rewards() -> Iterable[RewardSpec]:
         config="drivetrain_tasks.configs:MathVerifyRewardConfig",
     )
     yield RewardSpec(
+        name="code",
+        summary="One for a Python program that passes the tests.",
+        factory="drivetrain_tasks.code_reward:CodeReward",
+        config="drivetrain_tasks.configs:CodeRewardConfig",
+    )
+    yield RewardSpec(
         name="format",
         summary="One for a response that matches a pattern.",
         factory="drivetrain_tasks.shape:FormatReward",

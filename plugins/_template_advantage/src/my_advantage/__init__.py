@@ -1,0 +1,1 @@
+"""The advantage estimator my-advantage, as a plugin of drivetrain."""

@@ -1,0 +1,1 @@
+"""The policy loss my-loss, as a plugin of drivetrain."""

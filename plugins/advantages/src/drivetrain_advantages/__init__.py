@@ -1,0 +1,1 @@
+"""Advantage estimators without a critic, as a plugin of drivetrain."""

@@ -1,0 +1,1 @@
+"""Direct preference optimization, offline and online, as a plugin of drivetrain."""

@@ -1,0 +1,1 @@
+"""Self-play fine-tuning, as a plugin of drivetrain."""

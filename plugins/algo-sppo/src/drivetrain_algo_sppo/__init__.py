@@ -1,0 +1,1 @@
+"""Self-play preference optimization, as a plugin of drivetrain."""

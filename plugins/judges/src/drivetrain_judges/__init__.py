@@ -1,0 +1,1 @@
+"""Rewards for drivetrain by a language model that judges."""
