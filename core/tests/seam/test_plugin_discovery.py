@@ -32,14 +32,14 @@ def test_a_plugin_is_found_listed_and_loaded(site: Site) -> None:
 
 def test_what_pip_installs_is_listed_by_the_program(tmp_path: Path) -> None:
     pytest.importorskip("pip")
-    wheel, target = build_wheel(tmp_path, "acme-drivetrain-dapo"), tmp_path / "target"
+    wheel, target = build_wheel(tmp_path, "acme-drivetrain-nova"), tmp_path / "target"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
     program = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "plugins", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(target)}
     listed = json.loads(subprocess.run(program, check=True, capture_output=True, env=environment).stdout)
-    assert {"kind": "algorithms", "name": "dapo", "distribution": "acme-drivetrain-dapo", "version": "1.0",
-            "summary": "Does dapo.", "status": "ok", "reason": ""} in listed  # fmt: skip
+    assert {"kind": "algorithms", "name": "nova", "distribution": "acme-drivetrain-nova", "version": "1.0",
+            "summary": "Does nova.", "status": "ok", "reason": ""} in listed  # fmt: skip
 
 
 @pytest.mark.parametrize(
