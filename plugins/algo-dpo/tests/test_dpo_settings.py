@@ -34,6 +34,8 @@ def test_settings_that_cannot_be_meant_are_refused(run_file: Path, overrides: li
 
 
 def test_roles_follow_from_the_settings(run_file: Path) -> None:
+    assert rig.config(run_file).algorithm.samples_per_prompt() == 2
+    assert rig.config(run_file, *ONLINE, "algorithm.group_size=3").algorithm.samples_per_prompt() == 3
     assert rig.config(run_file, "ref=null").ref.backend.name == "fsdp"
     assert rig.config(run_file, *ONLINE, "ref=null").ref.backend.name == "fsdp"
     assert rig.config(run_file, *ONLINE, "ref=null", "algorithm.reference=policy").ref is None

@@ -32,6 +32,9 @@ class DPOConfig(PairLossConfig):
     def roles(self) -> tuple[str, ...]:
         return ("actor", "ref")
 
+    def samples_per_prompt(self) -> int:
+        return 2
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from super().check(run, registry)
         yield from missing_keys(run, "response_key", "rejected_key")

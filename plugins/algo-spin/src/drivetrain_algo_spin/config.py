@@ -17,6 +17,9 @@ class SPINConfig(AlgorithmConfig):
     beta: float = Field(0.1, gt=0, description="Strength of the tie to the opponent; lambda of the paper.")
     epochs: int = Field(1, ge=1, description="Passes over the pairs of an iteration.")
 
+    def samples_per_prompt(self) -> int:
+        return 2
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from missing_keys(run, "response_key")
         if run.rollout is not None and run.rollout.temperature == 0:
