@@ -27,15 +27,15 @@ IMAGES = ROOT / "docs" / "images"
 HELD_OUT = 512
 
 
-def train(name: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def train(config: Path, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """One run: held-out accuracy at each evaluation, and the median seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["train", EXAMPLES / f"{name}.yaml", "trackers=[{name: jsonl}]", f"trainer.seed={seed}",
+        words = ["train", config, "trackers=[{name: jsonl}]", f"trainer.seed={seed}",
                  f"trainer.run_dir={folder}/run", *overrides]  # fmt: skip
         command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", *map(str, words)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
-            raise RuntimeError(f"{name}, seed {seed}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"{config.stem}, seed {seed}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if "eval/accuracy" in row]
     steps = [row["time/step_s"] for row in rows if "time/step_s" in row]
@@ -45,17 +45,17 @@ def train(name: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(out: Path, names: Sequence[str], seeds: int, jobs: int, overrides: Sequence[str]) -> None:
+def run(out: Path, folder: Path, names: Sequence[str], seeds: int, jobs: int, overrides: Sequence[str]) -> None:
     """Train what is not in the file yet; it is written after each run."""
     curves: dict[str, dict[str, Any]] = json.loads(out.read_text()) if out.exists() else {}
-    chosen = names or sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+    chosen = names or sorted(path.stem for path in folder.glob("*.yaml"))
     todo = [(n, s) for s in range(1, seeds + 1) for n in chosen if str(s) not in curves.get(n, {})]
     lock = Lock()
 
     def one(job: tuple[str, int]) -> None:
         name, seed = job
         try:
-            found = train(name, seed, overrides)
+            found = train(folder / f"{name}.yaml", seed, overrides)
         except RuntimeError as error:
             print(error, file=sys.stderr, flush=True)
             return
@@ -128,12 +128,13 @@ def main() -> None:
     parser.add_argument("--names", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--examples", type=Path, default=EXAMPLES, help="folder of the configs")
     parser.add_argument("--overrides", nargs="*", default=[], metavar="section.key=value")
     given = parser.parse_args()
     if given.what == "figure":
         figure(given.file)
     else:
-        run(given.file, given.names, given.seeds, given.jobs, given.overrides)
+        run(given.file, given.examples, given.names, given.seeds, given.jobs, given.overrides)
 
 
 if __name__ == "__main__":
