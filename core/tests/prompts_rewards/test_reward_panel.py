@@ -68,7 +68,7 @@ def test_samples_of_one_prompt_share_a_uid(tokenizer: Any, batch: DataProto) -> 
         return [0.0] * len(samples)
 
     panel(tokenizer, a=reward).score(batch)
-    assert seen == ["u", "u", "v", "v"]
+    assert seen == ["0", "0", "1", "1"]
 
 
 def test_correctness(tokenizer: Any, batch: DataProto) -> None:

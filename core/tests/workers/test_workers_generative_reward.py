@@ -98,7 +98,7 @@ def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ju
 
 
 def sample(response: str, prompt: str = "", answer: str | None = None, messages: Any = None) -> RewardSample:
-    return RewardSample(prompt=prompt, messages=messages, response=response, response_token_ids=[], answer=answer,
+    return RewardSample(uid="0", prompt=prompt, messages=messages, response=response, response_token_ids=[], answer=answer,
                         finish_reason="stop", data_source="")  # fmt: skip
 
 
