@@ -1,7 +1,7 @@
 """Learning curves of every algorithm, estimator and policy loss: the examples, several seeds each.
 
     python benchmarks/algorithms.py run curves.json --jobs 2   # trains what the file lacks of examples/algorithms
-    python benchmarks/algorithms.py figure curves.json         # docs/images/algorithms.svg, one for each, a table
+    python benchmarks/algorithms.py figure curves.json         # docs/images/algorithms.svg, one for each page, a table
 
 ``figure`` needs matplotlib. Times of runs that share a machine are of
 that load; the table gives them as multiples of GRPO's, whose runs have the same company.
@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "algorithms"
 IMAGES = ROOT / "docs" / "images"
+PAGES = ROOT / "docs" / "algorithms"
 HELD_OUT = 512
 
 
@@ -77,8 +78,8 @@ def figure(file: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "drivetrain", "font.size": 8, "axes.spines.top": False,
-                                "axes.spines.right": False})  # fmt: skip
+    matplotlib.rcParams.update({"svg.hashsalt": "drivetrain", "svg.fonttype": "none", "font.size": 8,
+                                "axes.spines.top": False, "axes.spines.right": False})  # fmt: skip
     from matplotlib import pyplot
 
     curves: dict[str, dict[str, Any]] = json.loads(file.read_text())
@@ -89,8 +90,8 @@ def figure(file: Path) -> None:
             for curve in runs.values():
                 axes.plot(curve["steps"], curve["accuracy"], color=color, linewidth=width)
         axes.set_title(name, loc="left")
-        axes.set_ylim(0, 1)
-        axes.set_xlim(left=0)
+        axes.set_ylim(0, 0.8)
+        axes.set_xlim(0, max(curve["steps"][-1] for curve in curves[name].values()))
 
     names = sorted(curves)
     columns = 5
@@ -105,7 +106,7 @@ def figure(file: Path) -> None:
     (IMAGES / "algorithms").mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None}
     whole.savefig(IMAGES / "algorithms.svg", metadata=metadata)
-    for name in names:
+    for name in (name for name in names if (PAGES / f"{name}.md").exists()):
         alone, axes = pyplot.subplots(figsize=(4.2, 2.4), layout="constrained")
         draw(axes, name)
         axes.set_xlabel("step")
