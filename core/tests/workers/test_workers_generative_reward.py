@@ -98,8 +98,8 @@ def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ju
 
 
 def sample(response: str, prompt: str = "", answer: str | None = None, messages: Any = None) -> RewardSample:
-    return RewardSample(uid="0", prompt=prompt, messages=messages, response=response, response_token_ids=[], answer=answer,
-                        finish_reason="stop", data_source="")  # fmt: skip
+    return RewardSample(uid="0", prompt=prompt, messages=messages, response=response, response_token_ids=[],
+                        answer=answer, finish_reason="stop", data_source="")  # fmt: skip
 
 
 def test_the_question_holds_the_sample_and_the_score_is_the_verdict(judging: Callable[..., Judging]) -> None:

@@ -32,8 +32,8 @@ def test_prompts_are_drawn_until_a_batch_of_telling_ones_is_full(run_file: Path,
     ages: dict[str, int] = {}
     had_surplus, drawn = False, 0
     with rig.opened(run_file, *options) as made:
-        sample, rounds = made.dapo.sample, list[DataProto]()
-        made.dapo.sample = lambda *args: rounds.append(sample(*args)) or rounds[-1]
+        sample, rounds = made.algorithm.sample, list[DataProto]()
+        made.algorithm.sample = lambda *args: rounds.append(sample(*args)) or rounds[-1]
         for _ in range(STEPS):
             rounds.clear()
             batch = made.collect()
@@ -47,23 +47,23 @@ def test_prompts_are_drawn_until_a_batch_of_telling_ones_is_full(run_file: Path,
             assert rig.uids(batch) == kept[:4] and len(batch) == 12
             assert batch["surplus_age"].tolist() == [ages[uid] for uid in batch["uid"].tolist()]
             kept = kept[4:]
-            assert (rig.uids(made.dapo.surplus) if made.dapo.surplus else []) == kept and len(kept) < size
+            assert (rig.uids(made.algorithm.surplus) if made.algorithm.surplus else []) == kept and len(kept) < size
             drawn += 4 + size * (len(rounds) - 1)
             epoch, position = made.session.train_prompts.state_dict().values()
             assert epoch * 24 + position == drawn
             made.learn(batch)
             assert made.metrics["rounds"] == len(rounds) and made.metrics["surplus_groups"] == len(kept)
-            made.next_step()
+            made.session.progress.step += 1
     assert had_surplus
 
 
 def test_the_surplus_keeps_the_log_probs_of_the_policy_that_drew_it(run_file: Path) -> None:
     with rig.opened(run_file, "algorithm.round_prompts=24") as made:
         batch = made.collect()
-        waiting = rig.uids(made.dapo.surplus)
-        surplus = made.dapo.surplus.select_uids(waiting[:4])
+        waiting = rig.uids(made.algorithm.surplus)
+        surplus = made.algorithm.surplus.select_uids(waiting[:4])
         made.learn(batch)
-        made.next_step()
+        made.session.progress.step += 1
         used = made.collect()[: len(surplus)]
         unknown = [name for name in used.batch if name not in ("old_log_probs", "entropy")]
         now = made.roles.actor.log_probs(used.select(unknown))
@@ -118,7 +118,7 @@ def test_fewer_prompts_fill_whole_mini_batches(run_file: Path, multiple: str) ->
     sizes, waited = [], 0
     with rig.opened(run_file, *options) as made:
         for _ in range(STEPS):
-            before = rig.uids(made.dapo.surplus) if made.dapo.surplus else []
+            before = rig.uids(made.algorithm.surplus) if made.algorithm.surplus else []
             try:
                 batch = made.collect()
             except UserError as error:
@@ -129,7 +129,7 @@ def test_fewer_prompts_fill_whole_mini_batches(run_file: Path, multiple: str) ->
                 waited += len(before)
                 made.learn(batch)
                 assert made.metrics["rounds"] == 1 and made.metrics["surplus_groups"] < 2
-            made.next_step()
+            made.session.progress.step += 1
     assert min(sizes) < 8
     if multiple == "2":
         assert all(size % 2 == 0 for size in sizes) and waited > 0

@@ -1,26 +1,26 @@
-"""A tiny Llama with real engines, and the losses of pairs written out row by row."""
+"""The losses of pairs on a tiny Llama, written out row by row."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drivetrain import DataProto, RunConfig
-from drivetrain.config.resolve import load_config
-from drivetrain.driver.session import Session
-from drivetrain.seam.registry import get_registry, resolve
+from drivetrain.testing import tiny
+from drivetrain.testing.tiny import assert_same, config, distance, opened, plain_model
 
-SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>"}
+__all__ = ["assert_same", "config", "distance", "opened", "plain_model"]
+
+ACTOR = {
+    "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
+    "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
+}  # fmt: skip
 REWARD = """
 def length(response: str) -> float:
     return float(len(response))
@@ -32,96 +32,18 @@ def fussy(response: str, prompt: str) -> float:
 PAIRS = [("1=", "12", "3"), ("23=", "4", "567"), ("456=", "8", "9"), ("7890=", "123", "45")]
 
 
-def write_model(folder: Path, seed: int) -> Path:
-    """A random Llama whose distributions are far from uniform, with a tokenizer of characters."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *"0123456789="])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=13, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=32, pad_token_id=0, eos_token_id=1,
-        bos_token_id=None, tie_word_embeddings=True, initializer_range=0.25,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 def write_run(folder: Path) -> Path:
-    """A policy, another model as reference, pairs of unequal length, a reward, and a config."""
-    write_model(folder / "policy", 1)
-    write_model(folder / "other", 2)
-    (folder / "judge.py").write_text(REWARD)
+    """A run of DPO against another model, with pairs of unequal length and two mini-batches a step."""
     records = [{"prompt": p, "chosen": y, "rejected": n, "note": "x"} for p, y, n in PAIRS]
+    folder.mkdir(exist_ok=True)
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-    run = {
-        "model": {"path": str(folder / "policy")},
-        "algorithm": {"name": "dpo", "beta": 0.5},
-        "actor": {
-            "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-            "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-        },
-        "ref": {"backend": {"name": "fsdp"}, "model": {"path": str(folder / "other")}},
-        "rollout": {"name": "hf", "max_response_tokens": 6},
-        "data": {
-            "batch_prompts": 4,
-            "train": {"name": "jsonl", "path": str(folder / "pairs.jsonl"), "answer_key": None,
-                      "response_key": "chosen", "rejected_key": "rejected"},
-        },
-        "rewards": [{"name": "function", "path": f"{folder / 'judge.py'}:length"}],
-        "hardware": {"name": "cpu"},
-        "trainer": {"steps": 4, "run_dir": str(folder / "run")},
-    }  # fmt: skip
-    (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return folder / "run.yaml"
-
-
-def config(path: Path, *overrides: str) -> RunConfig:
-    return load_config(path, overrides, get_registry()).run
-
-
-class Opened:
-    """A session with the config's algorithm on it, in step 1."""
-
-    def __init__(self, path: Path, *overrides: str) -> None:
-        self.run = config(path, *overrides)
-        self.session = Session(self.run)
-        self.session.progress.step = 1
-        self.roles = self.session.roles
-        self.algorithm = resolve("algorithms", self.run.algorithm.name)(self.run.algorithm)
-
-    def collect(self) -> DataProto:
-        assert self.session.train_prompts is not None
-        return self.algorithm.collect(self.roles, self.session.train_prompts.next_batch(self.run.data.batch_prompts))
-
-    def learn(self, batch: DataProto) -> dict[str, Tensor]:
-        """The weights after learning from a batch."""
-        self.metrics = {name: metric.result() for name, metric in self.algorithm.learn(self.roles, batch).items()}
-        return self.weights()
-
-    def weights(self) -> dict[str, Tensor]:
-        model = self.session.policy.worker.actor.model
-        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-    def rows_of_updates(self, pairs: DataProto) -> list[list[int]]:
-        """Row numbers of each mini-batch, epoch after epoch."""
-        numbered = pairs.with_columns(row=torch.arange(len(pairs)))
-        epochs = range(self.run.algorithm.epochs)
-        return [part["row"].tolist() for epoch in epochs for part in self.roles.actor.mini_batches(numbered, epoch)]
-
-
-@contextmanager
-def opened(path: Path, *overrides: str) -> Iterator[Opened]:
-    made = Opened(path, *overrides)
-    with made.session:
-        yield made
-
-
-def plain_model(folder: Path) -> Any:
-    """The model as transformers runs it by itself."""
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    train = {"name": "jsonl", "path": str(folder / "pairs.jsonl"), "answer_key": None, "response_key": "chosen",
+             "rejected_key": "rejected"}  # fmt: skip
+    return tiny.write_run(
+        folder, {"name": "dpo", "beta": 0.5}, backend="fsdp", optimizer="adamw", rollout="hf", judge=REWARD,
+        actor=ACTOR, data={"batch_prompts": 4, "train": train},
+        ref={"backend": {"name": "fsdp"}, "model": {"path": str(folder / "other")}},
+    )  # fmt: skip
 
 
 def plain_log_probs(model: Any, batch: DataProto, temperature: float = 1.0) -> list[Tensor]:
@@ -175,15 +97,3 @@ def learn_plainly(
         torch.nn.utils.clip_grad_norm_(model.parameters(), run.actor.max_grad_norm or math.inf)
         optimizer.step()
     return dict(model.named_parameters())
-
-
-def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], atol: float = 2e-5) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(
-            ours[name], tensor.detach(), rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
-        )
-
-
-def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    return max(float((ours[name] - tensor.detach()).abs().max()) for name, tensor in theirs.items())

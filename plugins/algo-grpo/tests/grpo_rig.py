@@ -38,10 +38,8 @@ def write_run(folder: Path) -> Path:
         "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
         "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
     }  # fmt: skip
-    path = tiny.write_run(folder, {"name": "grpo", "group_size": 3, "clip_high": 0.3}, **ENGINES, actor=actor)
-    with (folder / "judge.py").open("a") as file:
-        file.write(FUSSY)
-    return path
+    algorithm = {"name": "grpo", "group_size": 3, "clip_high": 0.3}
+    return tiny.write_run(folder, algorithm, **ENGINES, judge=tiny.REWARD + FUSSY, actor=actor)
 
 
 def plain_advantages(scores: Tensor, uids: Sequence[str], by_std: bool = True) -> Tensor:

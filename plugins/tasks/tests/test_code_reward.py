@@ -269,7 +269,8 @@ def batch(responses: list[str], answer: str | None) -> DataProto:
     for row, text in enumerate(responses):
         ids[row, : len(text)], mask[row, : len(text) + 1] = torch.tensor([ord(c) for c in text]), 1
     texts = {
-        "raw_prompt": ["p"] * rows, "uid": ["0"] * rows, "messages": [None] * rows, "answer": [answer] * rows, "data_source": ["s"] * rows,
+        "raw_prompt": ["p"] * rows, "uid": ["0"] * rows, "messages": [None] * rows, "answer": [answer] * rows,
+        "data_source": ["s"] * rows,
         "extra": [{}] * rows, "finish_reason": ["stop"] * rows,
     }  # fmt: skip
     return DataProto.from_dict({"responses": ids, "response_mask": mask}, texts)

@@ -6,6 +6,7 @@ Needs ``transformers``, and plugins that offer the engines that a test names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,20 +52,22 @@ def write_model(folder: Path, seed: int) -> Path:
 
 
 def write_run(
-    folder: Path, algorithm: Mapping[str, Any], *, backend: str, optimizer: str, rollout: str, **sections: Any
-) -> Path:
-    """A policy, another model (``other``), prompts of unequal length, the reward ``variety`` and ``run.yaml``.
+    folder: Path, algorithm: Mapping[str, Any], *, backend: str, optimizer: str, rollout: str, judge: str = REWARD,
+    **sections: Any,
+) -> Path:  # fmt: skip
+    """A policy, another model (``other``), prompts of unequal length, rewards and ``run.yaml``.
 
     Args:
         algorithm: the section.
         backend: name of the engine that trains, whose module has a plain model's parameters.
         optimizer: name of an AdamW.
         rollout: name of the engine that generates.
+        judge: functions that may be rewards, as Python; the first one is.
         sections: of the config, in place of those that are written otherwise.
     """
     write_model(folder / "policy", 1)
     write_model(folder / "other", 2)
-    (folder / "judge.py").write_text(REWARD)
+    (folder / "judge.py").write_text(judge)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     run = {
         "model": {"path": str(folder / "policy")},
@@ -77,7 +80,7 @@ def write_run(
         "data": {
             "batch_prompts": 4, "train": {"name": "jsonl", "path": str(folder / "prompts.jsonl"), "answer_key": None},
         },
-        "rewards": [{"name": "function", "path": f"{folder / 'judge.py'}:variety"}],
+        "rewards": [{"name": "function", "path": f"{folder / 'judge.py'}:{re.findall('def ([a-z_]+)', judge)[0]}"}],
         "hardware": {"name": "cpu"},
         "trainer": {"steps": 4, "run_dir": str(folder / "run")},
         **sections,
@@ -135,6 +138,11 @@ def opened(path: Path, *overrides: str) -> Iterator[Opened]:
     made = Opened(path, *overrides)
     with made.session:
         yield made
+
+
+def judged_by(path: Path, function: str) -> str:
+    """The override that takes another function of the judge for the reward."""
+    return f"rewards=[{{name: function, path: '{path.parent / 'judge.py'}:{function}'}}]"
 
 
 def plain_model(folder: Path) -> Any:
