@@ -59,6 +59,7 @@ _TABLE = (
     Column("sample_index", _ROW, "int64", "number of the sample among those of its uid"),
     Column("is_padding", _ROW, "mask", "1 in rows that only fill the batch up; there only in a padded batch"),
     Column("rm_scores", _ROW, "float32", "a reward model's score of prompt and response"),
+    Column("reward_baselines", _ROW, "float32", "score of the greedy completion of the row's prompt"),
     Column("win_rate", _ROW, "float32", "estimated probability to be preferred to a response of the policy"),
     Column("data_source", _ROW, "object", "name of the dataset that the prompt came from"),
     Column("answer", _ROW, "object", "what a rule-based reward compares with"),
