@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def opo_advantage(batch: Mapping[str, Tensor], group: Tensor) -> Tensor:
     """A_it = r_i - b_g with b_g = sum_{i in g} l_i r_i / sum_{i in g} l_i, the baseline that is optimal if the squared
-    norm of a response's gradient grows as its length: Hao et al. 2025 (arXiv:2505.23585), equation 6.
+    norm of a response's gradient grows as its length: Hao et al. 2025 (arXiv:2505.23585).
 
     Args:
         batch: ``token_level_rewards`` and ``response_mask`` (rows, response); r_i sums the rewards of the tokens that

@@ -1,4 +1,4 @@
-"""OPO: Hao et al. 2025 (arXiv 2505.23585), algorithm 1."""
+"""OPO: Hao et al. 2025 (arXiv 2505.23585)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def sapo(
     aggregation: str = "seq-mean-token-mean",
     scale: float | None = None,
 ) -> LossResult:
-    """SAPO (arXiv:2511.20347, equations 5 and 6). With r = exp(log pi - log pi_old), per token
+    """SAPO (arXiv:2511.20347). With r = exp(log pi - log pi_old), per token
 
         L = -A sigmoid(tau (r - 1)) 4 / tau              tau = tau_pos where A > 0, else tau_neg
 
