@@ -57,7 +57,7 @@ def test_quantised_moments_lead_where_full_ones_do(seen: dict[str, torch.Tensor]
             weight.grad = rig.drawn(name, step)
             full.step()
         moved = (weight.detach() - rig.drawn(name, 0)).norm()
-        assert float((seen[name] - weight.detach()).norm() / moved) < (0.15 if name in rig.QUANTISED else 1e-5), name
+        assert float((seen[name] - weight.detach()).norm() / moved) < (0.25 if name in rig.QUANTISED else 1e-5), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -124,4 +124,4 @@ def newton_schulz(matrices: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return cast(Tensor, x.mT) if tall else x
+    return x.mT if tall else x

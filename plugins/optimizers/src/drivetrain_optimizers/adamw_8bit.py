@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import mark_static
 from torch.distributed.tensor import DTensor
 from torchao.optim.quant_utils import create_dynamic_map, dequant_with_qmap, quantize_8bit_with_qmap, scale_tensor
 
@@ -78,13 +79,12 @@ class AdamW8bit(torch.optim.Optimizer):
                 if "exp_avg_scale" not in state:
                     _update(weight, _local(parameter.grad), mean, square, *numbers)
                     continue
-                scales = _local(state["exp_avg_scale"]).view(-1), _local(state["exp_avg_sq_scale"]).view(-1)
+                scales = (_local(state[f"{name}_scale"]) for name in ("exp_avg", "exp_avg_sq"))
+                tensors = (weight, _local(parameter.grad).contiguous(), mean, square, *scales)
+                flat = (tensor.view(-1).detach() for tensor in tensors)  # detached: views of one shape to the compiler
                 compiled = weight.device.type != "cpu" if config.compile is None else config.compile
-                update = _compiled() if compiled else _update_8bit
-                update(
-                    weight.view(-1), _local(parameter.grad).reshape(-1), mean.view(-1), square.view(-1), *scales,
-                    _table(weight.device, True), _table(weight.device, False), config.block_size, *numbers,
-                )  # fmt: skip
+                update = _compiled(config.block_size) if compiled else partial(_update_8bit, config.block_size)
+                update(*flat, _table(weight.device, True), _table(weight.device, False), *numbers)
 
     def _start(self, parameter: nn.Parameter, state: dict[str, Any]) -> None:
         quantised = _quantised(parameter, self.config.block_size)
@@ -124,18 +124,20 @@ def _scales(parameter: Tensor, block_size: int) -> Tensor:
 @cache
 def _table(device: torch.device, signed: bool) -> Tensor:
     """The 256 numbers that a moment, divided by the scale of its block, is rounded to."""
-    return torch.tensor(create_dynamic_map(signed=signed), device=device)
+    table = torch.tensor(create_dynamic_map(signed=signed), device=device)
+    mark_static(table)  # or else a matrix of 256 blocks would be another case to torch.compile
+    return table
 
 
 @cache
-def _compiled() -> Callable[..., None]:
+def _compiled(block_size: int) -> Callable[..., None]:
     """One kernel for matrices of all sizes."""
-    return cast("Callable[..., None]", torch.compile(_update_8bit, fullgraph=True, dynamic=True))
+    return cast("Callable[..., None]", torch.compile(partial(_update_8bit, block_size), fullgraph=True, dynamic=True))
 
 
 def _update_8bit(
-    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, mean_scale: Tensor, square_scale: Tensor,
-    signed: Tensor, unsigned: Tensor, block_size: int, *numbers: Any,
+    block_size: int, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, mean_scale: Tensor,
+    square_scale: Tensor, signed: Tensor, unsigned: Tensor, *numbers: Any,
 ) -> None:  # fmt: skip
     """:func:`_update` with quantised moments; all tensors flat."""
     means = dequant_with_qmap(mean, signed, mean_scale)
