@@ -30,6 +30,7 @@ TEST_COMPANIONS = {
     "algo-spin": ("algo-dpo", "backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
+    "optimizers": ("backend-fsdp",),
 }
 #: files of a suite that are enough to show that a plugin stands alone, where the rest of it starts clusters for minutes
 TEST_FILES = {"executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py")}

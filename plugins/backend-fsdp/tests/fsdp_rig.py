@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import models as families
 
-from drivetrain import BackendContext, DataProto, LossTerm, resolve
+from drivetrain import BackendContext, DataProto, LossTerm, OptimizerConfig, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts, LossInputs, group_index
 from drivetrain_backend_fsdp.backend import FSDPBackend
@@ -68,13 +68,13 @@ def tokenizer(folder: Path) -> None:
 def backend(
     folder: Path, *, rank: int = 0, world_size: int = 1, max_grad_norm: float | None = 1.0, learns: bool = True,
     model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, role: str = "actor",
-    **options: Any,
+    section: OptimizerConfig | None = None, **options: Any,
 ) -> FSDPBackend:  # fmt: skip
-    """A backend that is ready to work."""
+    """A backend that is ready to work, with AdamW unless ``section`` names another optimizer."""
     context = BackendContext(
         role=role,
         model=ModelConfig(path=folder, **(model or {})),
-        optimizer=AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {})) if learns else None,
+        optimizer=(section or AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {}))) if learns else None,
         max_grad_norm=max_grad_norm,
         hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
         rank=rank,

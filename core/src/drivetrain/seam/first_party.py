@@ -10,7 +10,11 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         "online_dpo": "drivetrain-algo-dpo",
     },
     "backends": {"fsdp": "drivetrain-backend-fsdp"},
-    "optimizers": {"adamw": "drivetrain-backend-fsdp"},
+    "optimizers": {
+        "adamw": "drivetrain-backend-fsdp",
+        "muon": "drivetrain-backend-fsdp",
+        "adamw_8bit": "drivetrain-optimizers",
+    },
     "dispatch_modes": {
         f"megatron_{name}": "drivetrain-backend-megatron"
         for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError, resolve
-from drivetrain.metrics import Mean, Metric, merge_metrics
+from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
-from drivetrain_backend_fsdp import classifier, names, sharding, state
+from drivetrain_backend_fsdp import classifier, gradients, names, sharding, state
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
@@ -56,6 +56,7 @@ class FSDPBackend(TrainingBackend):
         self.model: PreTrainedModel = cast(Any, model).to(self.device)
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
+        self.skipped = 0  # updates in a row
         if not judges:
             models.verify(self.model, self.device)
         sharding.release(self.model)
@@ -132,8 +133,9 @@ class FSDPBackend(TrainingBackend):
                 loss = loss + 0 * computed[objective.outputs[0]].sum()
             if loss.requires_grad:
                 loss.backward()
-        metrics = merge_metrics(parts)
-        return metrics | self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
+        skipped = self.skipped
+        metrics = self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
+        return metrics if self.skipped > skipped else merge_metrics(parts) | metrics
 
     def _evaluate(
         self, packed: Packed | None, temperature: float, outputs: Collection[str]
@@ -201,26 +203,33 @@ class FSDPBackend(TrainingBackend):
         return plan + [[]] * (busiest - len(plan))
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: float, lr_factor: float) -> dict[str, Metric]:
-        """Clip the gradients and take the step, or take none if something is not finite."""
+        """Clip the gradients and take the step, or take none if something is not finite; all ranks decide alike."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        grads = [cast(Tensor, p.grad) for p in parameters]
-        norm = float(sharding.whole(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        norm = gradients.total_norm(parameters)
+        finite, allowed = math.isfinite(loss) and math.isfinite(norm), self.config.max_skipped_steps
+        if not finite and self.skipped == allowed:
             optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}; no weight was changed",
-                                 where=f"update of {self.context.role}",
+            before = f", after {allowed} skipped updates" if allowed else ""
+            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}{before}; no weight was"
+                                 " changed", where=f"update of {self.context.role}",
                                  mend="look for extreme rewards or log-probabilities, or lower the learning rate",
                                  )  # fmt: skip
-        if self.context.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.context.max_grad_norm, torch.tensor(norm))
+        self.skipped = 0 if finite else self.skipped + 1
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
-        if grads:
-            optimizer.step()
+        if finite:
+            if self.context.max_grad_norm is not None:
+                gradients.clip(parameters, self.context.max_grad_norm, norm)
+            if parameters:
+                optimizer.step()
+            self.version += 1
         optimizer.zero_grad(set_to_none=True)
-        self.version += 1
-        lr = optimizer.param_groups[0]["lr"]
-        return {"loss": Mean(loss, 1), "grad_norm": Mean(norm, 1), "lr": Mean(lr, 1)}
+        metrics: dict[str, Metric] = {"lr": Mean(optimizer.param_groups[0]["lr"], 1)}
+        for name, value in (("loss", loss), ("grad_norm", norm)):
+            metrics[name] = Mean(value, 1) if finite else Mean(0.0, 0)  # of the updates that were taken
+        if allowed:
+            metrics["skipped_steps"] = Sum(float(not finite and not self.context.rank))  # once over all ranks
+        return metrics
 
     # -- state and weights ------------------------------------------------------------------------------------------
 

@@ -31,6 +31,12 @@ class FSDPConfig(PluginConfig):
     compute_dtype: Literal["bfloat16"] | None = Field(
         None, description="Type of matrix products, beneath weights of model.dtype. Omitted: model.dtype."
     )
+    max_skipped_steps: int = Field(
+        0,
+        ge=0,
+        description="Updates in a row that may be skipped because the loss or the norm of its gradient is not finite;"
+        " one more stops the run. A skipped update changes no weight and no moment.",
+    )
 
 
 class AdamWConfig(OptimizerConfig):
@@ -42,6 +48,9 @@ class AdamWConfig(OptimizerConfig):
     weight_decay: float = Field(
         0.01, ge=0, description="Share of lr by which matrices shrink each step; norms and biases do not."
     )
+    fused: bool | None = Field(
+        None, description="Update many parameters in one kernel. Omitted: where the device has such a kernel."
+    )
 
     @field_validator("betas")
     @classmethod
@@ -49,3 +58,25 @@ class AdamWConfig(OptimizerConfig):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas lie in [0, 1); got {betas}")
         return betas
+
+
+class MuonConfig(AdamWConfig):
+    """The section ``optimizer`` with ``name: muon``; ``betas``, ``eps`` and ``fused`` are of the parameters that AdamW
+    trains."""
+
+    name: str = Field("muon", description="Name of the plugin.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the running mean of a matrix's gradient.")
+    nesterov: bool = Field(True, description="Look ahead: mix the gradient into the running mean once more.")
+    ns_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz iterations that orthogonalise a matrix.")
+    adjust_lr: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="Factor of lr of a (rows, columns) matrix: 0.2 sqrt(max(rows, columns)), with which updates are as"
+        " large as AdamW's, so that its lr fits; or sqrt(max(1, rows / columns)).",
+    )
+    adamw_lr: float | None = Field(
+        None, gt=0, description="Learning rate of the parameters that AdamW trains. Omitted: lr."
+    )
+    adamw_names: tuple[str, ...] = Field(
+        ("embed", "wte", "wpe", "lm_head", "score", "classifier"),
+        description="AdamW trains matrices with one of these in their name, and whatever is no matrix.",
+    )

@@ -29,10 +29,16 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
 
 @hookimpl
 def drivetrain_optimizers() -> Iterable[OptimizerSpec]:
-    """The optimizer ``adamw``."""
+    """The optimizers ``adamw`` and ``muon``."""
     yield OptimizerSpec(
         name="adamw",
         summary="Adam with decoupled weight decay on matrices; norms and biases are not decayed.",
         factory="drivetrain_backend_fsdp.optimizer:adamw",
         config="drivetrain_backend_fsdp.config:AdamWConfig",
+    )
+    yield OptimizerSpec(
+        name="muon",
+        summary="Orthogonalised momentum for hidden matrices, AdamW for embeddings, output layers, norms and biases.",
+        factory="drivetrain_backend_fsdp.muon:muon",
+        config="drivetrain_backend_fsdp.config:MuonConfig",
     )

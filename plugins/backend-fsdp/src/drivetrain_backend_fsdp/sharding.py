@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,27 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
     mesh = tensor.device_mesh
     share = -(-tensor.shape[0] // mesh.size())
     return tensor.to_local(), min(share * mesh.get_local_rank(), tensor.shape[0])
+
+
+def rows_like(parameter: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor with as many rows as a parameter, distributed over ranks as the parameter is."""
+    if list(shape) == list(parameter.shape):
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if not isinstance(parameter, DTensor):
+        return torch.empty(shape, dtype=dtype, device=parameter.device)
+    part = torch.empty(len(parameter.to_local()), *shape[1:], dtype=dtype, device=parameter.device)
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False,
+                              shape=torch.Size(shape), stride=stride).to(parameter.device)  # fmt: skip
+
+
+def alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors, by how they are distributed: one kernel takes plain or sharded ones, of one mesh, not a mixture."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        kind = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        groups.setdefault(kind, []).append(tensor)
+    return list(groups.values())
 
 
 def reduce(value: Any, device: torch.device, *, largest: bool = False) -> float:

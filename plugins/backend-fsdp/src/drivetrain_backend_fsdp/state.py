@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drivetrain import CheckpointError, NonFiniteError
-from drivetrain_backend_fsdp.sharding import local
+from drivetrain_backend_fsdp.sharding import local, rows_like
 
 
 def save(
@@ -76,7 +76,8 @@ def load(
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state = reader.entries(f"optimizer.{names[parameter]}.")
-                optimizer.state[parameter] = {key: reader.value(name, parameter) for key, name in state.items()}
+                fused = bool(group.get("fused"))
+                optimizer.state[parameter] = {key: reader.value(name, parameter, fused) for key, name in state.items()}
     if reader.world_size == world:
         set_rng(reader.rng(rank))
 
@@ -148,17 +149,20 @@ class _Reader:
             if low < high:
                 part[low - start : high - start].copy_(stored[low - other : high - other])
 
-    def value(self, name: str, parameter: nn.Parameter) -> Any:
-        """A value of the optimizer's state: a number, a tensor like the parameter, or another tensor."""
+    def value(self, name: str, parameter: nn.Parameter, fused: bool) -> Any:
+        """A value of the optimizer's state: a number, or a tensor.
+
+        A tensor with as many rows as the parameter is distributed as the parameter is. Other tensors lie where they
+        lay when they were saved; a fused kernel wants them on its device.
+        """
         if name in self._numbers:
             return self._numbers[name]
         entry, file = self._layout[name], self._parts[name][0][1]
-        dtype = _DTYPES[file.get_slice(name).get_dtype()]
-        if entry["shape"] == list(parameter.shape):
-            value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        if entry["shape"][:1] == list(parameter.shape[:1]):
+            value = rows_like(parameter, entry["shape"], _DTYPES[file.get_slice(name).get_dtype()])
             self.read(name, value)
             return value
-        return file.get_tensor(name).to("cpu" if entry["on_host"] else parameter.device)
+        return file.get_tensor(name).to("cpu" if entry["on_host"] and not fused else parameter.device)
 
     def rng(self, rank: int) -> dict[str, Tensor]:
         """The random state of a rank."""

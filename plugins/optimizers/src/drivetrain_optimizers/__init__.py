@@ -1,0 +1,1 @@
+"""Optimizers for drivetrain that need a library of their own."""
