@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,8 +22,9 @@ class LoRAConfig(Section):
 
     rank: int = Field(16, gt=0, description="Rows of A and columns of B.")
     alpha: int = Field(32, gt=0, description="The product B A counts alpha / rank times.")
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+    targets: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear",
+        min_length=1,
         description="Which linear layers of the decoder have an adapter: all, or those of these names (q_proj), or of"
         " these ends of names (self_attn.q_proj).",
     )
