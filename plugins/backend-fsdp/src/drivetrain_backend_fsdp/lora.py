@@ -8,6 +8,7 @@ is asked for, ``W + alpha / rank * B A`` is computed beside it: no weight is cha
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -140,7 +141,7 @@ def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: i
     learnt = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
     if rank:
         return
-    about = model.peft_config[NAME]
+    about: Any = copy.copy(model.peft_config[NAME])
     about.base_model_name_or_path = str(config.path)
     about.inference_mode = True
     head = value_head(model)
