@@ -35,7 +35,7 @@ TEST_COMPANIONS = {
 #: files of a suite that are enough to show that a plugin stands alone, where the rest of it starts clusters for minutes
 TEST_FILES = {"executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py")}
 #: plugins whose suite needs what their extra `test` brings
-TEST_EXTRAS = ("executor-ray", "trackers")
+TEST_EXTRAS = ("backend-fsdp", "executor-ray", "trackers")
 
 nox.options.sessions = ["isolated"]
 nox.options.default_venv_backend = "venv"

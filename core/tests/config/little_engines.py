@@ -81,6 +81,10 @@ SECTIONS = """
 
     class ImitateConfig(AlgorithmConfig):
         epochs: int = 1
+        needs_reference: bool = False
+
+        def required_capabilities(self):
+            return ("backend.reference",) if self.needs_reference else ()
 
     class NoSection(BaseModel):
         name: str
@@ -96,6 +100,10 @@ SECTIONS = """
         sharding: Sharding = Sharding()
         plan: Union[Parts, None] = None
         offload: bool = False
+        adapter: bool = False
+
+        def provided_capabilities(self):
+            return ("backend.reference",) if self.adapter else ()
 
         def required_capabilities(self):
             return ("hardware.spare_memory",) if self.offload else ()

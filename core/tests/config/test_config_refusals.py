@@ -115,7 +115,7 @@ def test_one_mistake_on_the_command_line(refused: Refused, override: str, lines:
         (RUN.replace("group_size", "group_sise"), ["unknown key 'group_sise' (run.yaml: algorithm.group_sise)",
                                                    "  did you mean group_size?"]),
         (RUN.replace("name: group", "name: imitate"), ["unknown key 'group_size' (run.yaml: algorithm.group_size)",
-                                                       "  known keys: name, epochs"]),
+                                                       "  known keys: name, epochs, needs_reference"]),
         (RUN.replace("name: group", "name: gruop"), [
             "unknown algorithm 'gruop' (run.yaml: algorithm.name)", "  did you mean   group",
             "  did you mean   grpo (not installed: pip install drivetrain-algo-grpo)",

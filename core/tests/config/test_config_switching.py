@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from little_engines import RUN, Load, Refused
 
+from drivetrain.config.models import PlacementConfig
+
 
 def test_a_name_on_a_higher_layer_drops_keys_of_the_lower_one(load: Load) -> None:
     resolved = load(
@@ -92,6 +94,40 @@ def test_roles_derive_from_the_actor_and_it_is_said(load: Load) -> None:
     assert resolved.run.critic is not None
     assert resolved.run.critic.optimizer == resolved.run.actor.optimizer
     assert resolved.run.critic.optimizer.momentum == 0.5  # type: ignore[attr-defined]
+
+
+def test_an_actor_with_an_adapter_is_the_reference_and_it_is_said(load: Load, refused: Refused) -> None:
+    said = "role ref is the actor without its adapter"
+    adapted = ("algorithm.kl_coef=0.1", "actor.backend.adapter=true")
+    resolved = load(*adapted)
+    assert resolved.notes == ("role ref derives from actor", said) and resolved.run.actor_is_reference
+    for others in (
+        ("ref.backend.name=mini", "ref.backend.adapter=true", "ref.model.path=other"),  # a model of its own
+        ("ref.backend.name=mini",),  # a backend without adapter
+    ):
+        resolved = load(*adapted, *others)
+        assert resolved.notes == () and not resolved.run.actor_is_reference
+    assert not load("algorithm.kl_coef=0.1").run.actor_is_reference
+    assert not load("actor.backend.adapter=true").run.actor_is_reference, "there is no reference"
+    same = ("ref.backend.name=mini", "ref.backend.adapter=true")
+    assert load(*adapted, *same).notes == (said,)
+    assert refused(*adapted, *same, "ref.backend.plan.count=2")[0] == (
+        "the actor without its adapter is the reference, so ref.backend cannot differ from actor.backend"
+        " (command line: ref.backend)")  # fmt: skip
+
+
+def test_a_reference_in_a_pool_of_its_own_is_a_model_of_its_own(load: Load) -> None:
+    run = load("algorithm.kl_coef=0.1", "actor.backend.adapter=true").run
+    for pool, together in (("one", True), ("two", False)):
+        placement = PlacementConfig(pools={"one": (1,), "two": (1,)}, roles={"actor": "one", "ref": pool,
+                                                                             "critic": "two"})  # fmt: skip
+        assert run.model_copy(update={"placement": placement}).actor_is_reference == together
+
+
+def test_settings_may_provide_what_others_require(load: Load, refused: Refused) -> None:
+    needs = ("algorithm.name=imitate", "algorithm.needs_reference=true")
+    assert "needs backend.reference" in refused(*needs)[0]
+    assert load(*needs, "actor.backend.adapter=true")
 
 
 def test_the_backend_of_a_reward_model_derives_from_the_actor(load: Load) -> None:

@@ -8,7 +8,8 @@ import fsdp_rig as rig
 import torch
 import torch.distributed as dist
 
-from drivetrain import NonFiniteError, RunError
+from drivetrain import CheckpointError, NonFiniteError, RunError
+from drivetrain_backend_fsdp import lora
 
 
 def update(made, rows: slice, lr_factor: float = 1.0, data=None) -> dict[str, float]:
@@ -92,6 +93,52 @@ def critic_work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
     seen["again"] = take(uneven)
     made.load(checkpoint)  # written by one process
     seen["from_one"] = take(uneven)
+    torch.save(seen, folder / f"seen-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def lora_work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
+    """As :func:`work`, for an adapter."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    options = {"rank": rank, "world_size": 2, "max_grad_norm": 0.5, "micro_batch_tokens": 30}
+    made = rig.adapted(model, gradient_checkpointing=True, **options)
+    uneven = slice(0, 9) if rank == 0 else slice(9, 12)
+    alone = slice(0, 12) if rank == 0 else slice(12, 12)  # one rank without any row
+    seen: dict[str, object] = {}
+
+    def reference() -> torch.Tensor:
+        return made.reference_forward(rig.batch()[uneven], ["log_probs"], temperature=0.8)["log_probs"]
+
+    seen["reference_first"] = reference()
+    seen["forward"] = made.forward(rig.batch()[uneven], ["log_probs", "entropy"], temperature=0.8)
+    seen["sharded"] = sum(
+        p.to_local().numel() < p.numel() for name, p in made.model.named_parameters() if ".lora_" in name
+    )
+    seen["updates"] = [
+        update(made, uneven),
+        update(made, alone, 0.5),
+        update(made, slice(0, 1) if rank == 0 else slice(1, 12)),  # one rank with nothing to learn
+    ]
+    seen["weights"] = whole_weights(made)
+    seen["reference_last"] = reference()
+    (folder / "state").mkdir(exist_ok=True)
+    made.save(folder / "state")
+    made.export(folder / "export")
+    lora.export(made.model, made.context.model, folder / "adapter", rank=rank)
+    seen["next"] = update(made, uneven)
+    made.load(folder / "state")
+    seen["again"] = update(made, uneven)
+    made.load(checkpoint)  # written by one process
+    seen["from_one"] = update(made, uneven)
+    other = rig.backend(model, lora={"rank": 4, "alpha": 6}, model={"dtype": "bfloat16"}, **options)
+    seen["bfloat16"] = update(other, uneven)
+    if rank == 0:
+        try:
+            other.load(folder / "state")
+        except CheckpointError as error:
+            seen["refused"] = str(error)
     torch.save(seen, folder / f"seen-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -120,11 +120,35 @@ VALUE_TERMS = (LossTerm(name="value_clip", args={"clip_range": 0.4}),)
 
 def critic(folder: Path, **options: Any) -> FSDPBackend:
     """A critic that is ready to work, its values large enough to tell apart."""
-    made = backend(folder, role="critic", **options)
+    made = backend(folder, **options | {"role": "critic"})
     with torch.no_grad():
         made.model.score.weight.copy_(sharded_like(made.model.score.weight, head(made)))
         made.model.score.bias.fill_(0.3)
     return made
+
+
+def adapted(folder: Path, *, lora: Mapping[str, Any] | None = None, **options: Any) -> FSDPBackend:
+    """A backend, a critic where the role is one, whose adapter is large enough to tell from none."""
+    make = critic if options.get("role") == "critic" else backend
+    made = make(folder, lora={"rank": 4, "alpha": 6} | dict(lora or {}), **options)
+    random = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in made.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.copy_(sharded_like(parameter, torch.randn(parameter.shape, generator=random) / 4))
+    return made
+
+
+def peft_like(made: FSDPBackend, model: Any) -> Any:
+    """A plain model with peft's adapter, which is that of a backend of one process."""
+    from peft import LoraConfig, get_peft_model
+
+    ours = {name: p.detach().clone() for name, p in made.model.named_parameters() if ".lora_" in name}
+    names = {name.split(".lora_")[0] for name in ours}
+    theirs = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules=sorted(names)))
+    missing = theirs.base_model.model.load_state_dict(ours, strict=False)
+    assert not missing.unexpected_keys
+    return theirs
 
 
 def head(made: FSDPBackend) -> Tensor:
@@ -179,10 +203,12 @@ def plain_outputs(model: Any, data: DataProto, temperature: float = 1.0) -> tupl
     return log_p.gather(2, data.batch["responses"][:, :, None])[..., 0], -(log_p.exp() * log_p).sum(-1)
 
 
-def plain_gradients(folder: Path, data: DataProto, terms: Any = TERMS) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the objective in one padded micro-batch."""
-    model = plain(folder)
-    log_probs, entropy = plain_outputs(model, data)
+def plain_gradients(
+    folder: Path, data: DataProto, terms: Any = TERMS, *, model: Any = None, temperature: float = 1.0
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the objective in one padded micro-batch; of the folder's model, or of another."""
+    model = plain(folder) if model is None else model
+    log_probs, entropy = plain_outputs(model, data, temperature)
     mask = data.batch["response_mask"] == 1
     inputs = LossInputs(
         log_probs=torch.where(mask, log_probs, 0).float(), entropy=torch.where(mask, entropy, 0).float()

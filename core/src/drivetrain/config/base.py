@@ -60,6 +60,10 @@ class PluginConfig(Section):
         """Capabilities that these settings need some selected plugin to provide."""
         return ()
 
+    def provided_capabilities(self) -> tuple[str, ...]:
+        """Capabilities that these settings add to those that the plugin's spec provides."""
+        return ()
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         """Yield what is wrong with these settings in the company of the others; keys are relative to the section."""
         return ()

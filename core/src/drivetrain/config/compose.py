@@ -47,6 +47,10 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
         if getattr(run, role) is not None and role not in run.algorithm.roles():
             yield Problem(key=role, what=f"algorithm {run.algorithm.name!r} with these settings has no role {role}",
                           mend=f"remove the section, or set {role}=null")  # fmt: skip
+    if run.actor_is_reference and run.ref is not None and run.ref.backend != run.actor.backend:
+        yield Problem(key="ref.backend", what="the actor without its adapter is the reference, so ref.backend cannot "
+                      "differ from actor.backend", mend="set ref=null; a backend without adapter loads a second model",
+                      )  # fmt: skip
     if run.rollout is None and (spec.generates or run.data.eval is not None):
         why = "the algorithm samples from the policy" if spec.generates else "data.eval is answered by sampling"
         yield Problem(key="rollout", what=f"rollout is missing: {why}", mend="set rollout.name")
@@ -145,6 +149,7 @@ def _capabilities(
 ) -> Iterator[Problem]:
     serving = [(k, spec) for k, spec, _ in sections if k != "reward_model.rollout"]  # which serves nothing but rewards
     provided = {capability for _, spec in serving for capability in spec.provides}
+    provided |= {capability for _, _, section in sections for capability in section.provided_capabilities()}
     for key, spec, section in sections:
         for capability in dict.fromkeys((*spec.requires, *section.required_capabilities())):
             kind = capability.partition(".")[0]

@@ -281,3 +281,12 @@ class RunConfig(Section):
     hardware: Annotated[SerializeAsAny[PluginConfig], Offered("hardware")]
     trackers: tuple[Annotated[SerializeAsAny[PluginConfig], Offered("trackers")], ...]
     trainer: TrainerConfig
+
+    @property
+    def actor_is_reference(self) -> bool:
+        """Whether the actor's backend computes the reference as well, so that no second model is loaded for it."""
+        if self.ref is None or self.ref.model is not None:
+            return False
+        together = self.placement is None or self.placement.pool_of("ref") == self.placement.pool_of("actor")
+        backends = (self.actor.backend, self.ref.backend)
+        return together and all("backend.reference" in backend.provided_capabilities() for backend in backends)

@@ -73,6 +73,8 @@ class _Resolution:
             run, derived = derive_roles(run)
             self.notes += [f"{'' if '.' in key else 'role '}{key} derives from actor" for key in derived]
             origins.update({key: Origin(0, "derived from actor") for key in derived})
+            if run.actor_is_reference:
+                self.notes.append("role ref is the actor without its adapter")
             wrong = {key for key, _ in self.problems}
             for problem in compose_problems(run, self.registry):
                 key = key_of(problem.key)

@@ -44,7 +44,8 @@ class TrainingBackend(ABC):
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
     ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``,
-    ``backend.param_offload`` and its kin.
+    ``backend.param_offload`` and its kin. ``backend.reference`` is provided by settings: its config's
+    ``provided_capabilities()`` has it where an adapter alone is trained.
     """
 
     def __init__(self, config: PluginConfig, context: BackendContext) -> None:
@@ -75,6 +76,10 @@ class TrainingBackend(ABC):
             log-probability of ``responses[:, t]``; ``values[:, t]`` is the value before that token.
             ``scores`` is float32 ``(rows, labels)``, the logits of the classifier.
         """
+
+    def reference_forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
+        """As :meth:`forward`, of the model that training started from (capability ``reference``)."""
+        raise TypeError(f"backend {self.config.name!r} does not offer backend.reference")
 
     @abstractmethod
     def update(

@@ -47,7 +47,8 @@ class ActorRolloutRefWorker(ModelWorker):
                                             run.actor.max_grad_norm)  # fmt: skip
         if "ref" in self.roles:
             assert run.ref is not None
-            self.ref = self.start_backend("ref", run.ref.backend, run.ref.model or run.model)
+            if not run.actor_is_reference:
+                self.ref = self.start_backend("ref", run.ref.backend, run.ref.model or run.model)
         if "rollout" in self.roles:
             assert run.rollout is not None
             context = RolloutContext(model=run.model, hardware=self.hardware, rank=self.rank,
@@ -110,9 +111,12 @@ class ActorRolloutRefWorker(ModelWorker):
     @register("dp_compute_proto")
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """The reference's ``ref_log_probs`` (rows, response)."""
-        assert self.ref is not None
         self._train()
-        out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
+        if self.ref is not None:
+            out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
+        else:
+            assert self.actor is not None
+            out = self.actor.reference_forward(batch, ("log_probs",), temperature=self._temperature)
         return self.finite(ref_log_probs=out["log_probs"])
 
     @register("dp_compute_metric")

@@ -16,7 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
-from drivetrain_backend_fsdp import classifier, gradients, names, sharding, state
+from drivetrain_backend_fsdp import classifier, gradients, lora, names, sharding, state
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
@@ -49,6 +49,8 @@ class FSDPBackend(TrainingBackend):
         judges = context.role == "reward"
         model = classifier.load(context) if judges else models.load(context)
         layers = models.decoder_layers(model)
+        if self.config.lora is not None and context.optimizer is not None:
+            lora.attach(model, layers, self.config.lora, role=context.role, seed=context.seed)
         if self.config.gradient_checkpointing:
             recompute(layers)
         if context.world_size > 1:
@@ -65,7 +67,8 @@ class FSDPBackend(TrainingBackend):
             self.model.requires_grad_(False)
         else:
             make = resolve("optimizers", context.optimizer.name)
-            self.optimizer = make(self.model.named_parameters(), context.optimizer)
+            learns = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+            self.optimizer = make(learns, context.optimizer)
             for group in self.optimizer.param_groups:
                 group["initial_lr"] = group["lr"]
 
@@ -95,6 +98,12 @@ class FSDPBackend(TrainingBackend):
                     result[name][where] = computed[name]
         sharding.release(self.model)
         return result
+
+    def reference_forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
+        if not lora.layers(self.model):
+            raise RunError("without an adapter the model that training started from is gone", where="backend fsdp")
+        with lora.switched_off(self.model):
+            return self.forward(batch, outputs, temperature=temperature)
 
     def update(
         self,
@@ -240,7 +249,9 @@ class FSDPBackend(TrainingBackend):
         state.load(folder, self.model, self.optimizer, self.context.hardware.set_rng_state, *self._position())
 
     def export(self, folder: Path) -> None:
-        names.export(self.model, self.context.model, folder, rank=self.context.rank)
+        adapter = self.config.lora is not None and self.config.lora.export == "adapter"
+        write = lora.export if adapter else names.export
+        write(self.model, self.context.model, folder, rank=self.context.rank)
 
     def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
         return lend(names.full_tensors(self.model), bucket_bytes=bucket_bytes, version=self.version)

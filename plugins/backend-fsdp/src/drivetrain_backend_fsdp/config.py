@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from drivetrain import OptimizerConfig, PluginConfig
+from drivetrain import OptimizerConfig, PluginConfig, Problem, Section
+
+if TYPE_CHECKING:
+    from drivetrain import RunConfig
+    from drivetrain.seam.registry import Registry
+
+INSTALL_LORA = "pip install 'drivetrain-backend-fsdp[lora]'"
+
+
+class LoRAConfig(Section):
+    """A low-rank adapter that is trained in place of the model's weights."""
+
+    rank: int = Field(16, gt=0, description="Rows of A and columns of B.")
+    alpha: int = Field(32, gt=0, description="The product B A counts alpha / rank times.")
+    targets: Literal["all-linear"] | tuple[str, ...] = Field(
+        "all-linear",
+        min_length=1,
+        description="Which linear layers of the decoder have an adapter: all, or those of these names (q_proj), or of"
+        " these ends of names (self_attn.q_proj).",
+    )
+    export: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="What an export holds: the model with the adapter merged into its weights, or the adapter alone, as"
+        " peft reads it.",
+    )
+
+    def problems(self, run: RunConfig) -> Iterable[Problem]:
+        """What is wrong with these settings in a run."""
+        if importlib.util.find_spec("peft") is None:
+            yield Problem(key="lora", what="adapters need peft, not installed here", mend=INSTALL_LORA)
+        if self.export == "adapter" and run.model.init == "random":
+            yield Problem(key="lora.export", what="the base of the adapter is drawn by this run and is in no folder",
+                          mend="set export: merged, or model.init=pretrained")  # fmt: skip
 
 
 class FSDPConfig(PluginConfig):
@@ -37,6 +71,18 @@ class FSDPConfig(PluginConfig):
         description="Updates in a row that may be skipped because the loss or the norm of its gradient is not finite;"
         " one more stops the run. A skipped update changes no weight and no moment.",
     )
+    lora: LoRAConfig | None = Field(
+        None, description="Train an adapter alone. A model that does not learn has none. Omitted: train all weights."
+    )
+
+    def provided_capabilities(self) -> tuple[str, ...]:
+        return () if self.lora is None else ("backend.reference",)
+
+    def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        if self.lora is not None:
+            yield from self.lora.problems(run)
+            if self not in [model.backend for model in (run.actor, run.critic) if model is not None]:
+                yield Problem(key="lora", what="this model does not learn, so it has no adapter", mend="remove lora")
 
 
 class AdamWConfig(OptimizerConfig):

@@ -6,8 +6,7 @@ What leaves the backend has the names and shapes of a folder.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp.sharding import whole
+from drivetrain_backend_fsdp import lora
+from drivetrain_backend_fsdp.folders import complete
 
 if TYPE_CHECKING:
     from drivetrain import ModelConfig
@@ -30,26 +30,25 @@ def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, str | No
     all are gathered at once.
     """
     if _joins_weights(model):
-        everything = {name: whole(tensor) for name, tensor in _held(model)}
+        everything = {name: whole() for name, _, whole in _held(model)}
         yield from ((name, tensor, None) for name, tensor in revert_weight_conversion(model, everything).items())
         return
     first: dict[int, str] = {}
-    for name, tensor in _held(model):
+    for name, tensor, whole in _held(model):
         if id(tensor) in first:
             (name,) = revert_weight_conversion(model, {name: tensor.detach()})
             yield name, tensor, first[id(tensor)]
             continue
-        for disk_name, part in revert_weight_conversion(model, {name: whole(tensor)}).items():
+        for disk_name, part in revert_weight_conversion(model, {name: whole()}).items():
             first[id(tensor)] = disk_name
             yield disk_name, part, None
 
 
-def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters under all their names, and the buffers that belong to a folder."""
+def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Callable[[], Tensor]]]:
+    """Parameters under all their names, and the buffers that belong to a folder, each with what gives it whole."""
     kept = set(model.state_dict())
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
-        if name in kept:
-            yield name, tensor
+    held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    yield from lora.without_adapter(model, ((name, tensor) for name, tensor in held if name in kept))
 
 
 def _joins_weights(model: PreTrainedModel) -> bool:
@@ -66,29 +65,20 @@ def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: i
     """Write a Hugging Face folder; it appears whole or not at all. A collective call where the model is sharded."""
     tied: set[int] = set()
     tensors = {}
-    for name, tensor in _held(model):
+    for name, tensor, whole in _held(model):
         if id(tensor) not in tied:
             tied.add(id(tensor))
-            full = whole(tensor)
+            full = whole()
             if not rank:
                 tensors[name] = full.cpu() if full.data_ptr() != tensor.data_ptr() else full
     if rank:
         return
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    model.save_pretrained(aside, state_dict=tensors)
-    try:
-        AutoTokenizer.from_pretrained(
-            config.tokenizer_path, trust_remote_code=config.trust_remote_code
-        ).save_pretrained(aside)
-    except (OSError, ValueError) as error:
-        raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
-                        mend="give the folder of a tokenizer") from error  # fmt: skip
-    if folder.exists():
-        old = folder.with_name(f".{folder.name}.old")
-        folder.rename(old)
-        aside.rename(folder)
-        shutil.rmtree(old)
-    else:
-        aside.rename(folder)
+    with complete(folder) as aside:
+        model.save_pretrained(aside, state_dict=tensors)
+        try:
+            AutoTokenizer.from_pretrained(
+                config.tokenizer_path, trust_remote_code=config.trust_remote_code
+            ).save_pretrained(aside)
+        except (OSError, ValueError) as error:
+            raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
+                            mend="give the folder of a tokenizer") from error  # fmt: skip

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drivetrain import CheckpointError, NonFiniteError
+from drivetrain_backend_fsdp import lora
 from drivetrain_backend_fsdp.sharding import local, rows_like
 
 
@@ -35,6 +36,8 @@ def save(
     """
     tensors: dict[str, Tensor] = {}
     layout: dict[str, Any] = {"world_size": world, "tensors": {}, "numbers": {}}
+    if not rank:
+        layout["adapter"] = lora.identity(model)
     for name, tensor in _tensors(model, optimizer):
         if not isinstance(tensor, Tensor):
             layout["numbers"][name] = tensor
@@ -69,6 +72,8 @@ def load(
         drivetrain.CheckpointError: when files or tensors are missing or have other shapes.
     """
     reader = _Reader(folder)
+    if not rank:
+        lora.check_identity(model, reader.adapter, folder)
     for name, tensor in _model_tensors(model):
         reader.read(name, tensor)
     if optimizer is not None:
@@ -92,10 +97,11 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Itera
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, tied ones once, and the buffers that belong to a checkpoint."""
+    """Parameters, tied ones once, and the buffers that belong to a checkpoint; with an adapter, only what learns."""
     kept = set(model.state_dict())
+    adapted = bool(lora.layers(model))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name in kept:
+        if name in kept and (tensor.requires_grad or not adapted):
             yield f"model.{name}", tensor
 
 
@@ -115,6 +121,7 @@ class _Reader:
         self._parts: dict[str, list[tuple[int, Any]]] = {}
         self._layout: dict[str, dict[str, Any]] = {}
         self._numbers: dict[str, Any] = {}
+        self.adapter: dict[str, Any] | None = None
         for path in layouts:
             layout = json.loads(path.read_text())
             self.world_size = int(layout["world_size"])
@@ -127,6 +134,7 @@ class _Reader:
                 self._parts.setdefault(name, []).append((entry["start"], file))
                 self._layout[name] = entry
             self._numbers |= layout["numbers"]
+            self.adapter = layout.get("adapter") or self.adapter
 
     def entries(self, prefix: str) -> dict[str, str]:
         """Names that start with the prefix, by what follows it."""
