@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drivetrain import CheckpointError, NonFiniteError
-from drivetrain_backend_fsdp.sharding import local
+from drivetrain_backend_fsdp.sharding import first_holder, local
 
 
 def save(
@@ -43,7 +43,7 @@ def save(
         if not bool(part.isfinite().all()):
             raise NonFiniteError(f"{name} is not finite, so the model is not saved", where="checkpoint",
                                  mend="go on from an earlier checkpoint with a lower learning rate")  # fmt: skip
-        if part.shape == tensor.shape and rank:  # the same on all ranks: the first one writes it
+        if not first_holder(tensor, rank):
             continue
         tensors[name] = part.cpu().contiguous()
         layout["tensors"][name] = {"start": start, "shape": list(tensor.shape), "on_host": tensor.device.type == "cpu"}
