@@ -8,12 +8,20 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from drivetrain_backend_fsdp import loading
 
 FAMILIES = ("llama", "qwen2", "gemma2", "gemma3", "mixtral", "granite")
+REFUSED = ("lacking", "misshapen", "lacking_pickled", "two_types")
 EXACT = ("llama", "qwen2", "gemma2", "gemma3", "granite", "pieces", "bfloat16", "critic", "mixtral")
 
 
@@ -23,6 +31,21 @@ def moe(folder: Path) -> Path:
              "shared_expert_intermediate_size": 24, "decoder_sparse_step": 1}  # fmt: skip
     torch.manual_seed(3)
     Qwen2MoeForCausalLM(Qwen2MoeConfig(**rig.SMALL, **sizes)).save_pretrained(folder)
+    rig.tokenizer(folder)
+    return folder
+
+
+def deepseek(folder: Path) -> Path:
+    """A router whose correction, a buffer, stays in float32, as does its weight."""
+    sizes = {"num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+             "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+             "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}  # fmt: skip
+    torch.manual_seed(3)
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**rig.SMALL | sizes))
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            buffer.copy_(torch.randn_like(buffer))
+    model.save_pretrained(folder)
     rig.tokenizer(folder)
     return folder
 
@@ -39,8 +62,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path, dic
     assert len(list(pieces.glob("*.safetensors"))) > 1
     cases.append(("pieces", pieces, {}))
     cases.append(("moe", moe(root / "moe"), {}))
+    cases.append(("deepseek", deepseek(root / "deepseek"), {}))
+    cases.append(("two_types", root / "deepseek", {"model": {"dtype": "bfloat16"}}))
     cases.append(("bfloat16", folders["qwen2"], {"model": {"dtype": "bfloat16"}}))
     cases.append(("critic", folders["qwen2"], {"role": "critic"}))
+    cases.append(("random_bfloat16", folders["qwen2"], {"model": {"dtype": "bfloat16", "init": "random"}}))
     cases.append(("random", folders["mixtral"], {"model": {"init": "random"}}))
     cases.append(("random_critic", folders["gemma3"], {"model": {"init": "random"}, "role": "critic"}))
 
@@ -81,6 +107,7 @@ def ranks(cases: list, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 def test_weights_are_those_of_one_process(cases: list, ranks: list[dict]) -> None:
     for name, path, options in cases:
         if isinstance(ranks[0][name], str):
+            assert name in REFUSED, ranks[0][name]
             continue
         one = meshes.alone(path, options)
         for rank in ranks:
@@ -118,6 +145,8 @@ def test_a_skeleton_has_no_memory(cases: list) -> None:
 
 def test_folders_that_do_not_fit(ranks: list[dict]) -> None:
     for rank in ranks:
+        assert "has weights in torch.bfloat16 and torch.float32" in rank["two_types"]
+        assert "set it to float32" in rank["two_types"]
         assert "lacks 4 weights, first 'model.layers.0.self_attn.q_proj.bias'" in rank["lacking"]
         assert "lacks 4 weights" in rank["lacking_pickled"]
         assert "model.norm.weight has the shape [5]" in rank["misshapen"] and "[32] in the model" in rank["misshapen"]

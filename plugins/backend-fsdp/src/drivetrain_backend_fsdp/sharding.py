@@ -31,8 +31,14 @@ def shard(
     summed over all ranks, in float32. With ``compute_dtype`` parameters are gathered, and computed with, in that type.
 
     Raises:
-        drivetrain.UserError: when ranks do not make up whole groups.
+        drivetrain.UserError: when ranks do not make up whole groups, or the model's family keeps some of the weights
+            that learn in another type than the rest, which FSDP2 does not reduce together.
     """
+    dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
+    if len(dtypes) > 1:
+        raise UserError(f"{type(model).__name__} has weights in {' and '.join(sorted(dtypes))}, which cannot be sharded"
+                        " together", where="model.dtype",
+                        mend="set it to float32, with backend.compute_dtype=bfloat16 for speed")  # fmt: skip
     size = world_size if shard_size is None else shard_size
     if world_size % size:
         raise UserError(f"{world_size} ranks do not make up groups of {size}", where="backend.shard_size",
