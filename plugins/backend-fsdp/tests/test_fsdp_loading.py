@@ -7,6 +7,7 @@ import fsdp_rig as rig
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -18,7 +19,7 @@ from transformers import (
 )
 from transformers.core_model_loading import Chunk, WeightConverter
 
-from drivetrain_backend_fsdp import loading
+from drivetrain_backend_fsdp import loading, pieces
 
 FAMILIES = ("llama", "qwen2", "gemma2", "gemma3", "mixtral", "granite")
 REFUSED = ("lacking", "misshapen", "lacking_pickled", "two_types")
@@ -57,10 +58,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path, dic
     cases: list[tuple[str, Path, dict]] = [(family, path, {}) for family, path in folders.items()]
     model = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
 
-    pieces = meshes.copy(folders["qwen2"], root / "pieces")
-    model.save_pretrained(pieces, max_shard_size="20KB")
-    assert len(list(pieces.glob("*.safetensors"))) > 1
-    cases.append(("pieces", pieces, {}))
+    parts = meshes.copy(folders["qwen2"], root / "pieces")
+    model.save_pretrained(parts, max_shard_size="20KB")
+    assert len(list(parts.glob("*.safetensors"))) > 1
+    cases.append(("pieces", parts, {}))
     cases.append(("moe", moe(root / "moe"), {}))
     cases.append(("deepseek", deepseek(root / "deepseek"), {}))
     cases.append(("two_types", root / "deepseek", {"model": {"dtype": "bfloat16"}}))
@@ -156,10 +157,10 @@ def test_a_conversion_that_is_no_stack_reads_whole(tmp_path: Path) -> None:
     """One tensor on disk that makes several in memory: each rank's rows of each come out."""
     weights = torch.arange(12.0).reshape(6, 2)
     save_file({"qkv.weight": weights}, tmp_path / "model.safetensors")
-    file = loading.safe_open(tmp_path / "model.safetensors", framework="pt").__enter__()
+    file = safe_open(tmp_path / "model.safetensors", framework="pt").__enter__()
     model = rig.plain(rig.write_model("llama", tmp_path / "llama"))
     converter = WeightConverter(["qkv"], ["q", "k", "v"], [Chunk(dim=0)])
-    piece = loading.Converted(model, converter, "q.weight", torch.Size([2, 2]),
+    piece = pieces.Converted(model, converter, "q.weight", torch.Size([2, 2]),
                               sources=[("qkv", "qkv.weight", file.get_slice("qkv.weight"))])  # fmt: skip
     piece.names = piece.names_made()
     rows = piece.rows([(0, 1), (1, 2), (2, 2)], torch.device("cpu"))
