@@ -16,7 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
-from drivetrain_backend_fsdp import classifier, gradients, lora, names, sharding, state
+from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, sharding, state
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
@@ -37,7 +37,7 @@ class FSDPBackend(TrainingBackend):
     for the role ``reward``, a sequence classifier.
 
     With one process the model is not wrapped: sharding over one rank would only copy. With several, each decoder layer
-    is sharded over all of them.
+    is sharded over all of them, or over groups of them that have a copy each.
     """
 
     config: FSDPConfig
@@ -54,7 +54,15 @@ class FSDPBackend(TrainingBackend):
         if self.config.gradient_checkpointing:
             recompute(layers)
         if context.world_size > 1:
-            sharding.shard(model, layers, device_type=self.device.type, world_size=context.world_size)
+            sharding.shard(
+                model, layers, device_type=self.device.type, world_size=context.world_size,
+                shard_size=self.config.shard_size, reshard_after_forward=self.config.reshard_after_forward,
+                compute_dtype=self._compute_dtype,
+            )  # fmt: skip
+            loading.fill(model, self.device)
+        elif self.config.shard_size not in (None, 1):
+            raise UserError(f"one process cannot shard over {self.config.shard_size}", where="backend.shard_size",
+                            mend="remove it, or start more processes")  # fmt: skip
         self.model: PreTrainedModel = cast(Any, model).to(self.device)
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
@@ -177,7 +185,7 @@ class FSDPBackend(TrainingBackend):
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 
-        with torch.autocast(self.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
+        with self._autocast():
             return cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
 
     def _scores(self, batch: DataProto) -> Tensor:
@@ -185,8 +193,7 @@ class FSDPBackend(TrainingBackend):
         texts = classifier.Texts(batch, self.model, self._budget)
         result = torch.zeros(len(batch), cast(int, self.model.config.num_labels), device=self.device)
         for rows in self._even(texts.plan):
-            dtype = self._compute_dtype
-            with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            with self._autocast():
                 logits = texts.logits(self.model, rows, self.device)
             if rows:
                 result[rows] = logits.float()
@@ -196,6 +203,11 @@ class FSDPBackend(TrainingBackend):
     @property
     def _compute_dtype(self) -> torch.dtype | None:
         return getattr(torch, self.config.compute_dtype) if self.config.compute_dtype else None
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """What casts in one process; a sharded model's weights and inputs are in the type that is computed in."""
+        wanted = self._compute_dtype is not None and self.context.world_size == 1
+        return torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=wanted)
 
     def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
         """Rows of each micro-batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from drivetrain import UserError
+from drivetrain_backend_fsdp import loading
 from drivetrain_backend_fsdp.model import check_folder
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ WHERE = "reward_model.model.path"
 
 
 def load(context: BackendContext) -> PreTrainedModel:
-    """Read the classifier that ``context.model`` describes, on the host.
+    """Read the classifier that ``context.model`` describes, on the host; with several ranks it has no memory yet, as
+    :func:`drivetrain_backend_fsdp.model.load` says.
 
     Raises:
         drivetrain.UserError: when the folder is missing, is no sequence classifier or lacks weights, its head among
@@ -28,19 +30,40 @@ def load(context: BackendContext) -> PreTrainedModel:
     """
     model, mend = context.model, "give the folder of a sequence classifier (AutoModelForSequenceClassification)"
     check_folder(context, "reward_model.model")
+
+    def refuse(missing: Collection[str]) -> None:
+        if missing:
+            raise UserError(
+                f"{model.path} lacks {len(missing)} weights, first {min(missing)!r}", where=WHERE, mend=mend
+            )
+
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(model.path, **options)
         if not _classifies(config):
             raise UserError(f"{model.path} holds {config.architectures[0]}, which has no classification head",
                             where=WHERE, mend=mend)  # fmt: skip
-        options |= {"config": config, "dtype": getattr(torch, model.dtype), "output_loading_info": True}
-        loaded, report = cast(Any, AutoModelForSequenceClassification.from_pretrained(model.path, **options))
+        options["dtype"] = getattr(torch, model.dtype)
+        kind = AutoModelForSequenceClassification
+
+        def whole() -> PreTrainedModel:
+            made, report = cast(
+                Any, kind.from_pretrained(model.path, **options, config=config, output_loading_info=True)
+            )
+            refuse(report["missing_keys"])
+            return cast(PreTrainedModel, made)
+
+        if context.world_size == 1:
+            loaded = whole()
+        else:
+            loaded = loading.skeleton(kind, model.path, config, options)
+            if loading.has_slices(model.path, config):
+                refuse(loading.plan_slices(loaded, model.path, context.rank))
+            else:
+                loading.plan_broadcast(loaded, whole, context.rank)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{model.path} does not load as a sequence classifier: {error}", where=WHERE, mend=mend,
                         ) from error  # fmt: skip
-    if missing := sorted(report["missing_keys"]):
-        raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=WHERE, mend=mend)
     return cast(PreTrainedModel, loaded.eval())
 
 

@@ -63,7 +63,22 @@ class FSDPConfig(PluginConfig):
         False, description="Keep only each layer's input for the backward pass and compute the layer again."
     )
     compute_dtype: Literal["bfloat16"] | None = Field(
-        None, description="Type of matrix products, beneath weights of model.dtype. Omitted: model.dtype."
+        None,
+        description="Type of matrix products, beneath weights of model.dtype; with several processes also that in which"
+        " weights are gathered. Omitted: model.dtype.",
+    )
+    shard_size: int | None = Field(
+        None,
+        gt=0,
+        description="Processes that a copy of the model is sharded over; with fewer than all, each group of so many"
+        " has a copy, and gradients are summed in the group and then between groups. Fits the GPUs of a node, where the"
+        " links between nodes are slow and a copy fits a node. Omitted: all processes share one copy.",
+    )
+    reshard_after_forward: bool = Field(
+        True,
+        description="Give up a layer's gathered weights after its forward pass and gather them again for the backward"
+        " pass. False saves that second gathering and holds the whole model's weights, in the type that is computed"
+        " in, until the backward pass.",
     )
     max_skipped_steps: int = Field(
         0,

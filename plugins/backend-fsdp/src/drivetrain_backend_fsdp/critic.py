@@ -45,7 +45,11 @@ def model_class(config: PreTrainedConfig) -> Any:
     base = next(kind for kind in causal.__mro__ if kind.__name__.endswith("PreTrainedModel"))
     name = causal.__name__.replace("ForCausalLM", "ForTokenClassification")
     made: Any = type(name, (GenericForTokenClassification, base), {})
-    made.from_config = made._from_config  # as the automatic classes call it
+
+    def from_config(config: PreTrainedConfig, *, trust_remote_code: bool = False, **options: Any) -> Any:
+        return made._from_config(config, **options)
+
+    made.from_config = from_config  # as the automatic classes call it
     return made
 
 
@@ -56,7 +60,7 @@ def has_head(config: PreTrainedConfig) -> bool:
 
 @contextmanager
 def head_may_be_missing() -> Iterator[None]:
-    """Keep transformers from reporting that a folder lacks the value head; :func:`draw_head` makes it."""
+    """Keep transformers from reporting that a folder lacks the value head; :func:`drawn_head` is put there."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -65,21 +69,27 @@ def head_may_be_missing() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def draw_head(model: PreTrainedModel, missing: set[str], seed: int) -> set[str]:
-    """Draw those tensors of the value head that a folder lacked; returns what else is missing.
+def drawn_head(model: PreTrainedModel, missing: set[str], seed: int) -> dict[str, Tensor]:
+    """Those tensors of the value head that a folder lacks, drawn, by their names.
 
     The weight is normal with standard deviation 1 / (hidden + 1), so that values start small; the bias is 0.
     """
     head = cast(nn.Linear, value_head(model))
     name = next(name for name, module in model.named_modules() if module is head)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        if f"{name}.weight" in missing:
-            drawn = torch.randn(head.weight.shape, generator=generator)
-            head.weight.copy_(drawn / (head.in_features + 1))
-        if f"{name}.bias" in missing:
-            head.bias.zero_()
-    return missing - {f"{name}.weight", f"{name}.bias"}
+    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+    drawn = {f"{name}.weight": weight / (head.in_features + 1)}
+    if head.bias is not None:
+        drawn[f"{name}.bias"] = torch.zeros(head.bias.shape)
+    return {name: tensor for name, tensor in drawn.items() if name in missing}
+
+
+@torch.no_grad()
+def draw_head(model: PreTrainedModel, missing: set[str], seed: int) -> set[str]:
+    """Put :func:`drawn_head` into the model; returns what else is missing."""
+    drawn = drawn_head(model, missing, seed)
+    for name, tensor in drawn.items():
+        model.get_parameter(name).copy_(tensor)
+    return missing - drawn.keys()
 
 
 def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 from drivetrain import CheckpointError, UserError
 from drivetrain.seeds import derive_seed
 from drivetrain.weights import fingerprint
+from drivetrain_backend_fsdp import loading
 from drivetrain_backend_fsdp.config import INSTALL_LORA
 from drivetrain_backend_fsdp.critic import value_head
 from drivetrain_backend_fsdp.folders import complete
@@ -55,15 +57,30 @@ def attach(model: PreTrainedModel, blocks: Iterable[nn.Module], config: LoRAConf
     head = value_head(model)
     kind = "CAUSAL_LM" if head is None else "TOKEN_CLS"
     with torch.random.fork_rng():
-        torch.manual_seed(derive_seed(seed, "lora", role))
         inject_adapter_in_model(
             LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type=kind), model
         )
-    for layer in layers(model).values():
-        for part in (layer.lora_A, layer.lora_B):
-            part.float()
+        drawn = _drawn(model, derive_seed(seed, "lora", role))
+    if any(model.get_parameter(name).is_meta for name in drawn):  # as the model beneath, which is filled later
+        loading.plan_given(model, drawn)
+    else:
+        for name, tensor in drawn.items():
+            model.get_parameter(name).data.copy_(tensor)
     if head is not None:
         head.requires_grad_(True)
+
+
+def _drawn(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """What the adapter starts from, in float32 on the host: A as peft draws it, B zero. Makes the adapter float32."""
+    torch.manual_seed(seed)
+    drawn = {}
+    for name, layer in layers(model).items():
+        for part in (layer.lora_A, layer.lora_B):
+            part.float()
+        a = torch.empty(layer.lora_A[NAME].weight.shape)
+        drawn[f"{name}.lora_A.{NAME}.weight"] = nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+        drawn[f"{name}.lora_B.{NAME}.weight"] = torch.zeros(layer.lora_B[NAME].weight.shape)
+    return drawn
 
 
 def _targets(model: nn.Module, blocks: Iterable[nn.Module], config: LoRAConfig, where: str) -> list[str]:

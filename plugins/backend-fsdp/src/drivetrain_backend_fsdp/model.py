@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import attention, critic
+from drivetrain_backend_fsdp import attention, critic, loading
 from drivetrain_backend_fsdp.log_probs import Head
 from drivetrain_backend_fsdp.packing import Packed
 
@@ -26,7 +27,8 @@ Consumer = Callable[[Tensor, Head | nn.Linear], Any]
 def load(context: BackendContext) -> PreTrainedModel:
     """Read the model that ``context.model`` describes, or draw its weights from the run's seed; on the host.
 
-    For the role ``critic`` it is the model's trunk with a value head.
+    For the role ``critic`` it is the model's trunk with a value head. With several ranks it has no memory yet:
+    :func:`drivetrain_backend_fsdp.loading.fill` gives it that, and its weights, once it is sharded.
 
     Raises:
         drivetrain.UserError: when the folder is missing, is no causal language model or lacks weights, or the
@@ -36,30 +38,25 @@ def load(context: BackendContext) -> PreTrainedModel:
     check_folder(context, "model")
     attention.register()
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    values = context.role == "critic"
     try:
         config = AutoConfig.from_pretrained(model.path, **options)
         options |= {"dtype": getattr(torch, model.dtype), "attn_implementation": attention.NAME}
-        values = context.role == "critic"
-        draws_head = values and not critic.has_head(config)
         kind = critic.model_class(config) if values else AutoModelForCausalLM
-        if model.init == "random":
-            with torch.random.fork_rng():
-                torch.manual_seed(context.seed)
-                loaded = cast(Any, kind.from_config(config, **options))
-            if values:
-                critic.draw_head(loaded, set(dict(loaded.named_parameters())), context.seed)
-            elif (model.path / "generation_config.json").is_file():
-                loaded.generation_config = GenerationConfig.from_pretrained(model.path)
+        whole = partial(_whole, context, kind, config, options)
+        if context.world_size == 1:
+            loaded = whole()
         else:
-            options |= {"config": config, "output_loading_info": True}
-            with critic.head_may_be_missing() if draws_head else nullcontext():
-                loaded, report = cast(Any, kind.from_pretrained(model.path, **options))
-            missing = sorted(report["missing_keys"])
-            if draws_head:
-                missing = sorted(critic.draw_head(loaded, set(missing), context.seed))
-            if missing:
-                raise UserError(f"{model.path} lacks {len(missing)} weights, first {missing[0]!r}", where=where,
-                                mend="export the whole model, or set model.init=random")  # fmt: skip
+            loaded = loading.skeleton(kind, model.path, config, options)
+            if model.init == "random" or not loading.has_slices(model.path, config):
+                loading.plan_broadcast(loaded, whole, context.rank)
+            else:
+                missing = loading.plan_slices(loaded, model.path, context.rank)
+                if values and not critic.has_head(config):
+                    drawn = critic.drawn_head(loaded, missing, context.seed)
+                    loading.plan_given(loaded, drawn)
+                    missing -= drawn.keys()
+                _refuse(missing, context)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{model.path} does not load as a causal language model: {error}", where=where,
                         mend="give the folder of a Hugging Face model with its weights, or set model.init=random",
@@ -67,8 +64,34 @@ def load(context: BackendContext) -> PreTrainedModel:
     if not isinstance(critic.value_head(loaded) if values else loaded.get_output_embeddings(), nn.Linear):
         raise UserError(f"{type(loaded).__name__} has no linear output layer", where=where)
     loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
-    loaded.packed_forward = types.MethodType(_packed_forward, loaded)
+    cast(Any, loaded).packed_forward = types.MethodType(_packed_forward, loaded)
+    return loaded
+
+
+def _whole(context: BackendContext, kind: Any, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+    """The model, read or drawn by this process alone."""
+    model, values = context.model, context.role == "critic"
+    draws_head = values and not critic.has_head(config)
+    if model.init == "random":
+        with torch.random.fork_rng():
+            torch.manual_seed(context.seed)
+            loaded = cast(Any, kind.from_config(config, **options))
+        if values:
+            critic.draw_head(loaded, set(dict(loaded.named_parameters())), context.seed)
+        elif (model.path / "generation_config.json").is_file():
+            loaded.generation_config = GenerationConfig.from_pretrained(model.path)
+        return cast(PreTrainedModel, loaded)
+    with critic.head_may_be_missing() if draws_head else nullcontext():
+        loaded, report = kind.from_pretrained(model.path, **options, config=config, output_loading_info=True)
+    missing = set(report["missing_keys"])
+    _refuse(critic.draw_head(loaded, missing, context.seed) if draws_head else missing, context)
     return cast(PreTrainedModel, loaded)
+
+
+def _refuse(missing: Collection[str], context: BackendContext) -> None:
+    if missing:
+        raise UserError(f"{context.model.path} lacks {len(missing)} weights, first {min(missing)!r}",
+                        where="model.path", mend="export the whole model, or set model.init=random")  # fmt: skip
 
 
 def check_folder(context: BackendContext, where: str) -> None:
@@ -130,8 +153,9 @@ def verify(model: PreTrainedModel, device: torch.device) -> None:
         predictor=everything, target=everything, row=everything, column=everything,
     )  # fmt: skip
     values = critic.value_head(model) is not None
-    ours = cast(Any, model).packed_forward(
-        packed, lambda hidden, head: critic.values_of(hidden, head) if values else head.logits(hidden)
+    ours, dtype = cast(Any, model).packed_forward(
+        packed,
+        lambda hidden, head: (critic.values_of(hidden, head) if values else head.logits(hidden), head.weight.dtype),
     )
     model.set_attn_implementation("eager")
     own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
@@ -139,7 +163,7 @@ def verify(model: PreTrainedModel, device: torch.device) -> None:
     ours, own = (logits.reshape(2 if values else 12, -1) for logits in (ours, own))  # a critic has one a token
     ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
     errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, -1)
-    if model.dtype == torch.float32:
+    if dtype == torch.float32:
         differ = errors.amax() > 1e-3
     else:  # rounding may send a token to another expert
         differ = errors.median(dim=1).values.amax() > 0.1

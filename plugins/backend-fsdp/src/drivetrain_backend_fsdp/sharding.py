@@ -12,16 +12,44 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from drivetrain import UserError
 
-def shard(model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, world_size: int) -> None:
-    """Shard each layer, and the rest with the root, over all ranks; moves them to the device.
 
-    Gradients are summed over ranks, in float32.
+def shard(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    *,
+    device_type: str,
+    world_size: int,
+    shard_size: int | None = None,
+    reshard_after_forward: bool = True,
+    compute_dtype: torch.dtype | None = None,
+) -> None:
+    """Shard each layer, and the rest with the root, over groups of ``shard_size`` ranks (None: one group of all).
+
+    Moves them to the device, unless they are on the meta device. Each group holds the whole model. Gradients are
+    summed over all ranks, in float32. With ``compute_dtype`` parameters are gathered, and computed with, in that type.
+
+    Raises:
+        drivetrain.UserError: when ranks do not make up whole groups, or the model's family keeps some of the weights
+            that learn in another type than the rest, which FSDP2 does not reduce together.
     """
-    mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("dp",))
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in [*layers, model]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
+    if len(dtypes) > 1:
+        raise UserError(f"{type(model).__name__} has weights in {' and '.join(sorted(dtypes))}, which cannot be sharded"
+                        " together", where="model.dtype",
+                        mend="set it to float32, with backend.compute_dtype=bfloat16 for speed")  # fmt: skip
+    size = world_size if shard_size is None else shard_size
+    if world_size % size:
+        raise UserError(f"{world_size} ranks do not make up groups of {size}", where="backend.shard_size",
+                        mend="set it to a divisor of the number of processes")  # fmt: skip
+    if size == world_size:
+        mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("dp",))
+    else:
+        mesh = init_device_mesh(device_type, (world_size // size, size), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for layer in [*layers, model]:  # None: FSDP2 keeps the root's own parameters, which the backward pass needs first
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -32,8 +60,9 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, wo
 
 def release(model: nn.Module) -> None:
     """Free what a forward pass left gathered, so that parameters are their shards again."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -47,9 +76,21 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor, 0
+    mesh, start = tensor.device_mesh, 0
+    for dim, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            start = min(-(-tensor.shape[0] // mesh.size(dim)) * mesh.get_local_rank(dim), tensor.shape[0])
+    return tensor.to_local(), start
+
+
+def first_holder(tensor: Tensor, rank: int) -> bool:
+    """Whether this rank is the first of those that hold the same part of a tensor as it does."""
+    if not isinstance(tensor, DTensor):
+        return not rank
     mesh = tensor.device_mesh
-    share = -(-tensor.shape[0] // mesh.size())
-    return tensor.to_local(), min(share * mesh.get_local_rank(), tensor.shape[0])
+    return not any(
+        mesh.get_local_rank(dim) for dim, placement in enumerate(tensor.placements) if placement.is_replicate()
+    )
 
 
 def rows_like(parameter: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from drivetrain import CheckpointError, NonFiniteError
 from drivetrain_backend_fsdp import lora
-from drivetrain_backend_fsdp.sharding import local, rows_like
+from drivetrain_backend_fsdp.sharding import first_holder, local, rows_like
 
 
 def save(
@@ -46,7 +46,7 @@ def save(
         if not bool(part.isfinite().all()):
             raise NonFiniteError(f"{name} is not finite, so the model is not saved", where="checkpoint",
                                  mend="go on from an earlier checkpoint with a lower learning rate")  # fmt: skip
-        if part.shape == tensor.shape and rank:  # the same on all ranks: the first one writes it
+        if not first_holder(tensor, rank):
             continue
         tensors[name] = part.cpu().contiguous()
         layout["tensors"][name] = {"start": start, "shape": list(tensor.shape), "on_host": tensor.device.type == "cpu"}
