@@ -41,12 +41,12 @@ TERMS = (
 )
 
 
-def write_model(family: str, folder: Path) -> Path:
-    """A random model and a tokenizer that fits it."""
+def write_model(family: str, folder: Path, **other: Any) -> Path:
+    """A random model and a tokenizer that fits it; ``other`` are entries of its config."""
     name, options = FAMILIES[family]
     config_class = getattr(families, f"{name}TextConfig" if family == "gemma3" else f"{name}Config")
     torch.manual_seed(3)
-    model = getattr(families, f"{name}ForCausalLM")(config_class(**SMALL, **options))
+    model = getattr(families, f"{name}ForCausalLM")(config_class(**SMALL | options | other))
     with torch.no_grad():  # norms that differ from one another, so that a mix-up shows
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -179,10 +179,12 @@ def plain_outputs(model: Any, data: DataProto, temperature: float = 1.0) -> tupl
     return log_p.gather(2, data.batch["responses"][:, :, None])[..., 0], -(log_p.exp() * log_p).sum(-1)
 
 
-def plain_gradients(folder: Path, data: DataProto, terms: Any = TERMS) -> tuple[float, dict[str, Tensor]]:
+def plain_gradients(
+    folder: Path, data: DataProto, terms: Any = TERMS, temperature: float = 1.0
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the objective in one padded micro-batch."""
     model = plain(folder)
-    log_probs, entropy = plain_outputs(model, data)
+    log_probs, entropy = plain_outputs(model, data, temperature)
     mask = data.batch["response_mask"] == 1
     inputs = LossInputs(
         log_probs=torch.where(mask, log_probs, 0).float(), entropy=torch.where(mask, entropy, 0).float()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from drivetrain import OptimizerConfig, PluginConfig
+from drivetrain import OptimizerConfig, PluginConfig, Problem
+
+if TYPE_CHECKING:
+    from drivetrain import RunConfig
+    from drivetrain.seam.registry import Registry
 
 
 class FSDPConfig(PluginConfig):
@@ -31,6 +36,19 @@ class FSDPConfig(PluginConfig):
     compute_dtype: Literal["bfloat16"] | None = Field(
         None, description="Type of matrix products, beneath weights of model.dtype. Omitted: model.dtype."
     )
+    sequence_parallel: int = Field(
+        1,
+        gt=0,
+        description="Ranks that share each packed micro-batch, every one a part of its tokens and, in attention, of its"
+        " heads (DeepSpeed-Ulysses). Divides the number of processes and of attention heads.",
+    )
+
+    def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        judge = run.reward_model
+        if self.sequence_parallel > 1 and judge is not None and judge.backend is self:
+            mend = "set reward_model.backend={name: fsdp}" if self is run.actor.backend else "set it to 1"
+            yield Problem(key="sequence_parallel", mend=mend, what="the classifier of role reward runs padded rows, of"
+                          " which ranks hold no shares")  # fmt: skip
 
 
 class AdamWConfig(OptimizerConfig):
