@@ -14,6 +14,7 @@ import torch.distributed as dist
 from fsdp_ranks import whole_weights
 
 from drivetrain import RunError, UserError
+from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.sharding import whole
 
 OPTIONS: dict[str, Any] = {"micro_batch_tokens": 30, "log_prob_chunk_tokens": 5, "max_grad_norm": 0.5,
@@ -54,11 +55,11 @@ def learn(made, data, rows: slice, terms=rig.TERMS) -> dict[str, Any]:
     return found | {"outputs": outputs, "step": update(made, data, rows, terms), "weights": whole_weights(made)}
 
 
-def pair(rank: int, models: dict[str, Path], folder: Path) -> None:
+def pair(rank: int, folders: dict[str, Path], folder: Path) -> None:
     """Two ranks that share every row."""
     place: dict[str, Any] = {"rank": rank, "world_size": 2, "sequence_parallel": 2}
     with ranks(rank, 2, folder) as seen:
-        for name, model in models.items():
+        for name, model in folders.items():
             made = rig.backend(model, **place, **OPTIONS, gradient_checkpointing=name == "qwen3")
             seen[name] = learn(made, rig.batch(), slice(None))
         data = rig.batch()
@@ -70,19 +71,19 @@ def pair(rank: int, models: dict[str, Path], folder: Path) -> None:
             made.live_module()
         except RunError as error:
             seen["live"] = str(error)
-        critic = rig.critic(models["qwen3"], **place, **OPTIONS)
+        critic = rig.critic(folders["qwen3"], **place, **OPTIONS)
         seen["critic"] = learn(critic, rig.critic_batch(), slice(None), rig.VALUE_TERMS)
-        coarse = rig.backend(models["qwen3"], **place, learns=False, compute_dtype="bfloat16")
+        coarse = rig.backend(folders["qwen3"], **place, learns=False, compute_dtype="bfloat16")
         seen["coarse"] = coarse.forward(data, ["log_probs"], temperature=0.8)["log_probs"]
         with neighbours_mixed():
-            rig.backend(models["llama"], rank=rank, world_size=2, learns=False)  # each rank sees all neighbours
+            rig.backend(folders["llama"], rank=rank, world_size=2, learns=False)  # each rank sees all neighbours
             try:
-                rig.backend(models["llama"], **place, learns=False)
+                rig.backend(folders["llama"], **place, learns=False)
             except UserError as error:
                 seen["mixed"] = str(error)
 
 
-def square(rank: int, models: dict[str, Path], folder: Path) -> None:
+def square(rank: int, folders: dict[str, Path], folder: Path) -> None:
     """Four ranks: two pairs that share rows, then all of them."""
     with ranks(rank, 4, folder) as seen:
         pairs = {"rank": rank, "world_size": 4, "sequence_parallel": 2}
@@ -92,27 +93,34 @@ def square(rank: int, models: dict[str, Path], folder: Path) -> None:
             "alone": slice(0, 12) if first else slice(12, 12),  # a pair without any row
             "nothing": slice(0, 1) if first else slice(1, 12),  # a pair with nothing to learn
         }
-        for name, model in models.items():
+        for name, model in folders.items():
             made = rig.backend(model, **pairs, **OPTIONS)
             seen[name] = {case: gradients(made, rig.batch(), mine) for case, mine in rows.items()}
             seen[name]["learn"] = learn(made, rig.batch(), rows["uneven"])
-        made = rig.backend(models["llama"], rank=rank, world_size=4, sequence_parallel=4, **OPTIONS)
+        made = rig.backend(folders["llama"], rank=rank, world_size=4, sequence_parallel=4, **OPTIONS)
         seen["four"] = learn(made, rig.batch(), slice(None))
 
 
 @contextmanager
 def neighbours_mixed() -> Iterator[None]:
-    """Llama with layers that add to each token the one before it in its sequence."""
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    """Models have layers that add to each token the one before it in its sequence."""
+    plain = models.load
 
-    plain = LlamaDecoderLayer.forward
+    def load(context):
+        loaded = plain(context)
+        for layer in models.decoder_layers(loaded):
+            layer.forward = mixing(layer.forward)
+        return loaded
 
-    def mixing(self, hidden_states, *args, position_ids=None, **kwargs):
-        before = torch.nn.functional.pad(hidden_states[:, :-1], (0, 0, 1, 0)) * (position_ids != 0)[..., None]
-        return plain(self, hidden_states + before, *args, position_ids=position_ids, **kwargs)
+    def mixing(forward):
+        def mixed(hidden, *args, position_ids=None, **kwargs):
+            before = torch.nn.functional.pad(hidden[:, :-1], (0, 0, 1, 0)) * (position_ids != 0)[..., None]
+            return forward(hidden + before, *args, position_ids=position_ids, **kwargs)
 
-    LlamaDecoderLayer.forward = mixing
+        return mixed
+
+    models.load = load
     try:
         yield
     finally:
-        LlamaDecoderLayer.forward = plain
+        models.load = plain
