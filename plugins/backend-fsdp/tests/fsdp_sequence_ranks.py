@@ -75,12 +75,15 @@ def pair(rank: int, folders: dict[str, Path], folder: Path) -> None:
         seen["critic"] = learn(critic, rig.critic_batch(), slice(None), rig.VALUE_TERMS)
         coarse = rig.backend(folders["qwen3"], **place, learns=False, compute_dtype="bfloat16")
         seen["coarse"] = coarse.forward(data, ["log_probs"], temperature=0.8)["log_probs"]
+        rig.backend(folders["gemma2"], **place, learns=False, model={"dtype": "bfloat16"})  # is not refused
         with neighbours_mixed():
             rig.backend(folders["llama"], rank=rank, world_size=2, learns=False)  # each rank sees all neighbours
-            try:
-                rig.backend(folders["llama"], **place, learns=False)
-            except UserError as error:
-                seen["mixed"] = str(error)
+            seen["mixed"] = []
+            for dtype in ("float32", "bfloat16"):
+                try:
+                    rig.backend(folders["llama"], **place, learns=False, model={"dtype": dtype})
+                except UserError as error:
+                    seen["mixed"].append(str(error))
 
 
 def square(rank: int, folders: dict[str, Path], folder: Path) -> None:
@@ -89,14 +92,13 @@ def square(rank: int, folders: dict[str, Path], folder: Path) -> None:
         pairs = {"rank": rank, "world_size": 4, "sequence_parallel": 2}
         first = rank < 2
         rows = {
-            "uneven": slice(0, 9) if first else slice(9, 12),
             "alone": slice(0, 12) if first else slice(12, 12),  # a pair without any row
             "nothing": slice(0, 1) if first else slice(1, 12),  # a pair with nothing to learn
         }
         for name, model in folders.items():
             made = rig.backend(model, **pairs, **OPTIONS)
             seen[name] = {case: gradients(made, rig.batch(), mine) for case, mine in rows.items()}
-            seen[name]["learn"] = learn(made, rig.batch(), rows["uneven"])
+            seen[name]["learn"] = learn(made, rig.batch(), slice(0, 9) if first else slice(9, 12))
         made = rig.backend(folders["llama"], rank=rank, world_size=4, sequence_parallel=4, **OPTIONS)
         seen["four"] = learn(made, rig.batch(), slice(None))
 

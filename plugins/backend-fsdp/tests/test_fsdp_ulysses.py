@@ -73,6 +73,11 @@ def test_a_pair_of_ranks_equals_plain_pytorch(models: dict[str, Path], tmp_path:
         want = plain(model)
         for rank in ranks:
             assert_learnt(rank[name], want)
+    made = rig.backend(models["llama"], **fsdp_sequence_ranks.OPTIONS)
+    metrics = fsdp_sequence_ranks.gradients(made, rig.batch(), slice(None))["metrics"]
+    assert {"kl", "entropy", "clip_fraction"} < set(metrics)
+    for rank in ranks:
+        assert rank["llama"]["metrics"] == pytest.approx(metrics, rel=2e-5)
     one = fsdp_sequence_ranks.learn(
         rig.critic(models["qwen3"], **fsdp_sequence_ranks.OPTIONS), rig.critic_batch(), slice(None), rig.VALUE_TERMS
     )
@@ -82,7 +87,7 @@ def test_a_pair_of_ranks_equals_plain_pytorch(models: dict[str, Path], tmp_path:
         difference = (rank["coarse"] - fine).abs()
         assert 0 < float(difference.max()) and float(difference.mean()) < 0.05
         assert "different rows" in rank["rows"] and "sharded" in rank["live"]
-        assert "shared by 2 ranks gives other logits" in rank["mixed"]
+        assert len(rank["mixed"]) == 2 and all("shared by 2 ranks gives other" in message for message in rank["mixed"])
 
 
 def test_two_pairs_and_four_ranks_equal_plain_pytorch(models: dict[str, Path], tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_two_pairs_and_four_ranks_equal_plain_pytorch(models: dict[str, Path], t
         want = plain(model)
         for number, rank in enumerate(ranks):
             assert_learnt(rank[name]["learn"], want, slice(0, 9) if number < 2 else slice(9, 12))
-            for case in ("uneven", "alone", "nothing"):
+            for case in ("alone", "nothing"):
                 assert rank[name][case]["metrics"]["loss"] == pytest.approx(want["loss"], rel=2e-5)
                 rig.assert_close(rank[name][case]["gradients"], want["gradients"], 5e-6)
             if name == "llama":
