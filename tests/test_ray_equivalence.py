@@ -52,12 +52,14 @@ def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, metrics
         assert len(list(drawn.iterdir())) == processes and len(samples) == len(whole) / STEPS
         assert {seed: row["tokens"] for seed, row in samples.items()} == {s: whole[s]["tokens"] for s in samples}
 
-        many = train(config, pythonpath, tmp_path / f"all-{processes}", *several, f"trainer.steps={STEPS}",
-                     "rollout.name=replay", f"rollout.folder={trace}")  # fmt: skip
-        assert len(many) == len(one) == STEPS
-        for alone, together in zip(one, many):
-            for key in keys:
-                assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
+        for shared in (1, 2) if processes == 4 else (1,):  # with 2, two groups of two ranks that share their rows
+            many = train(config, pythonpath, tmp_path / f"all-{processes}-{shared}", *several, f"trainer.steps={STEPS}",
+                         "rollout.name=replay", f"rollout.folder={trace}",
+                         f"actor.backend.sequence_parallel={shared}")  # fmt: skip
+            assert len(many) == len(one) == STEPS
+            for alone, together in zip(one, many):
+                for key in keys:
+                    assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
 
 
 def test_the_quickstart_runs_on_two_processes(tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ TERMS = (
 )
 
 
-def write_model(family: str, folder: Path) -> Path:
-    """A random model and a tokenizer that fits it."""
+def write_model(family: str, folder: Path, **other: Any) -> Path:
+    """A random model and a tokenizer that fits it; ``other`` are entries of its config."""
     name, options = FAMILIES[family]
     config_class = getattr(families, f"{name}TextConfig" if family == "gemma3" else f"{name}Config")
     torch.manual_seed(3)
-    model = getattr(families, f"{name}ForCausalLM")(config_class(**SMALL, **options))
+    model = getattr(families, f"{name}ForCausalLM")(config_class(**SMALL | options | other))
     with torch.no_grad():  # norms that differ from one another, so that a mix-up shows
         for parameter in model.parameters():
             if parameter.dim() == 1:

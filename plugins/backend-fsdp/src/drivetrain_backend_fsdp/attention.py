@@ -3,7 +3,8 @@
 While a packing is active (:func:`packed`), queries, keys and values of ``(1, heads, tokens, dim)`` are regrouped to
 ``(sequences, heads, longest, dim)``, right padded, for sequences of similar length at a time. Causal attention needs
 no mask for right padding, and nothing of ``tokens x tokens`` exists. Outside, everything is as with ``sdpa``, so that
-the same module serves for generation.
+the same module serves for generation. Where ranks share the packed row (:mod:`.ulysses`), tensors of ``tokens / ranks``
+and all heads are exchanged for ones of all tokens and ``heads / ranks`` first, and the result back.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import chunked_causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from drivetrain import UserError
+
+if TYPE_CHECKING:
+    from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 NAME = "drivetrain_packed"
 """Name of the implementation in transformers' registries."""
@@ -99,16 +103,24 @@ def groups(lengths: Sequence[int], device: torch.device) -> tuple[Group, ...]:
     return tuple(result)
 
 
-_active: ContextVar[tuple[Group, ...] | None] = ContextVar("drivetrain_packing", default=None)
+@dataclass(frozen=True)
+class Packing:
+    """The sequences of a packed row, longest first, and the ranks that share it."""
+
+    groups: tuple[Group, ...]
+    ranks: SequenceRanks | None = None
 
 
-def active() -> tuple[Group, ...] | None:
+_active: ContextVar[Packing | None] = ContextVar("drivetrain_packing", default=None)
+
+
+def active() -> Packing | None:
     """The packing that attention now follows."""
     return _active.get()
 
 
 @contextmanager
-def packed(packing: tuple[Group, ...] | None) -> Iterator[None]:
+def packed(packing: Packing | None) -> Iterator[None]:
     """Let attention follow a packing."""
     token = _active.set(packing)
     try:
@@ -140,11 +152,13 @@ def attention(
     if packing is None:
         assert softcap is not None
         return _softcapped(query, key, value, attention_mask, scaling, softcap).transpose(1, 2), None
+    if packing.ranks is not None:
+        query, key, value = packing.ranks.to_heads(query, key, value)
     grouped_heads = query.shape[1] != key.shape[1]
     # The kernels that save memory share key heads only where no mask is given and, but for the CPU, in half precision.
     share = grouped_heads and attention_mask is None and (query.device.type == "cpu" or query.dtype.itemsize == 2)
     outputs = []
-    for group in packing:
+    for group in packing.groups:
         q, k, v = (group.split(tensor) for tensor in (query, key, value))
         mask = None if attention_mask is None else attention_mask[..., : group.longest, : group.longest]
         if softcap is not None:
@@ -160,6 +174,8 @@ def attention(
             )
         )
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if packing.ranks is not None:
+        joined = packing.ranks.to_tokens(joined)
     return joined[None], None
 
 
@@ -187,11 +203,27 @@ def attention_mask(*, local_size: int | None = None, **kwargs: Any) -> Tensor | 
     packing = _active.get()
     if packing is None:
         return sdpa_mask(local_size=local_size, **kwargs)
-    longest = packing[0].longest
+    longest = packing.groups[0].longest
     if local_size is None or longest <= local_size:
         return None
     kwargs |= {"q_length": longest, "kv_length": longest, "attention_mask": None, "allow_is_causal_skip": False}
+    if packing.ranks is not None:
+        kwargs["mask_function"] = _local(local_size, **kwargs)
     return sdpa_mask(local_size=local_size, **kwargs)
+
+
+def _local(size: int, *, config: Any, device: Any, use_vmap: bool = False, **_: Any) -> Any:
+    """transformers' mask function of a sequence by itself; the one that it gives goes by positions of a rank's share.
+
+    Raises:
+        drivetrain.UserError: when a model has changed its mask by functions of its own.
+    """
+    if use_vmap:
+        raise UserError("a mask of the model's own is not implemented for ranks that share sequences",
+                        where="backend fsdp", mend="set sequence_parallel to 1")  # fmt: skip
+    if size == getattr(config, "attention_chunk_size", None):
+        return chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.long, device=device))
+    return sliding_window_causal_mask_function(size)
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
-from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, sharding, state
+from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
@@ -46,6 +46,7 @@ class FSDPBackend(TrainingBackend):
         context = self.context
         self.device = context.hardware.device()
         self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
+        self.ranks = ulysses.join(context, self.config.sequence_parallel, self.device)
         judges = context.role == "reward"
         model = classifier.load(context) if judges else models.load(context)
         layers = models.decoder_layers(model)
@@ -68,7 +69,7 @@ class FSDPBackend(TrainingBackend):
         self.version = 0
         self.skipped = 0  # updates in a row
         if not judges:
-            models.verify(self.model, self.device)
+            models.verify(self.model, self.device, self.ranks)
         sharding.release(self.model)
         self.optimizer: torch.optim.Optimizer | None = None
         if context.optimizer is None:
@@ -82,7 +83,9 @@ class FSDPBackend(TrainingBackend):
 
     @property
     def layout(self) -> RankLayout:
-        return RankLayout(dp=self.context.rank, dp_size=self.context.world_size)
+        shared = self.config.sequence_parallel
+        dp, cp = divmod(self.context.rank, shared)
+        return RankLayout(dp=dp, cp=cp, dp_size=self.context.world_size // shared, cp_size=shared)
 
     # -- computing --------------------------------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class FSDPBackend(TrainingBackend):
         plan = self._plan(tokens)
         result = {name: torch.zeros(wanted.shape, device=self.device) for name in outputs}
         for rows in self._even(plan):
-            packed = pack(tokens, rows, self.device)
+            packed = pack(tokens, rows, self.device, self.ranks)
             computed = self._evaluate(packed, temperature, outputs)
             if packed is not None and computed is not None:
                 where = torch.tensor(rows, device=self.device)[packed.row], packed.column
@@ -128,13 +131,13 @@ class FSDPBackend(TrainingBackend):
         mask = batch.batch["response_mask"]
         tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
         plan = self._plan(tokens, objective.joins(batch))
-        objective.check(len(plan), self.context.world_size)
+        objective.check(len(plan), self.layout.dp_size)
         columns = Columns(batch, self.device)
         total = torch.zeros((), device=self.device)
         parts: list[dict[str, Metric]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for rows in self._even(plan):
-            packed = pack(tokens, rows, self.device)
+            packed = pack(tokens, rows, self.device, self.ranks)
             computed = self._evaluate(packed, temperature, objective.outputs)
             loss = torch.zeros((), device=self.device)
             if rows:
@@ -150,6 +153,7 @@ class FSDPBackend(TrainingBackend):
                 loss = loss + 0 * computed[objective.outputs[0]].sum()
             if loss.requires_grad:
                 loss.backward()
+        total /= self.config.sequence_parallel  # the ranks that share rows have the same loss, and all ranks are summed
         skipped = self.skipped
         metrics = self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
         return metrics if self.skipped > skipped else merge_metrics(parts) | metrics
@@ -166,7 +170,7 @@ class FSDPBackend(TrainingBackend):
         if packed is None:
             if self.context.world_size == 1:
                 return None
-            packed = filler(self.device)
+            packed = filler(self.device, self.ranks)
         target = packed.target
         compute_dtype = self._compute_dtype
         chunk_tokens = self.config.log_prob_chunk_tokens or (2048 if self.device.type == "cpu" else 1024)
@@ -186,7 +190,8 @@ class FSDPBackend(TrainingBackend):
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 
         with self._autocast():
-            return cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
+            computed = cast("dict[str, Tensor]", cast(Any, self.model).packed_forward(packed, consume))
+        return computed if self.ranks is None else self.ranks.gather(computed, packed)
 
     def _scores(self, batch: DataProto) -> Tensor:
         """Logits of a classifier, ``(rows, labels)`` in float32."""
@@ -210,7 +215,9 @@ class FSDPBackend(TrainingBackend):
         return torch.autocast(self.device.type, dtype=self._compute_dtype, enabled=wanted)
 
     def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
-        """Rows of each micro-batch."""
+        """Rows of each micro-batch; a collective call where ranks share rows."""
+        if self.ranks is not None:
+            self.ranks.check_rows(tokens, self.device)
         return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), self._budget)
 
     @property

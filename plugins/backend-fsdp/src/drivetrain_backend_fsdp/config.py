@@ -89,6 +89,12 @@ class FSDPConfig(PluginConfig):
     lora: LoRAConfig | None = Field(
         None, description="Train an adapter alone. A model that does not learn has none. Omitted: train all weights."
     )
+    sequence_parallel: int = Field(
+        1,
+        gt=0,
+        description="Ranks that share each packed micro-batch, every one a part of its tokens and, in attention, of its"
+        " heads (DeepSpeed-Ulysses). Divides the number of processes and of attention heads.",
+    )
 
     def provided_capabilities(self) -> tuple[str, ...]:
         return () if self.lora is None else ("backend.reference",)
@@ -98,6 +104,11 @@ class FSDPConfig(PluginConfig):
             yield from self.lora.problems(run)
             if self not in [model.backend for model in (run.actor, run.critic) if model is not None]:
                 yield Problem(key="lora", what="this model does not learn, so it has no adapter", mend="remove lora")
+        judge = run.reward_model
+        if self.sequence_parallel > 1 and judge is not None and judge.backend is self:
+            mend = "set reward_model.backend={name: fsdp}" if self is run.actor.backend else "set it to 1"
+            yield Problem(key="sequence_parallel", mend=mend, what="the classifier of role reward runs padded rows, of"
+                          " which ranks hold no shares")  # fmt: skip
 
 
 class AdamWConfig(OptimizerConfig):

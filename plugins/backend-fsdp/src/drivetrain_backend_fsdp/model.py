@@ -19,6 +19,7 @@ from drivetrain_backend_fsdp.packing import Packed
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
+    from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 Consumer = Callable[[Tensor, Head | nn.Linear], Any]
 """Takes the hidden states ``(wanted, hidden)`` that predict the wanted tokens, and the head: a critic's is a layer."""
@@ -131,45 +132,60 @@ def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) ->
 
     A method of the model, so that sharding gathers what it needs around it.
     """
-    with attention.packed(attention.groups(packed.lengths, packed.input_ids.device)):
+    sequences = attention.groups(packed.lengths, packed.input_ids.device)
+    with attention.packed(attention.Packing(sequences, packed.ranks)):
         outputs = body(self)(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
     hidden = outputs.last_hidden_state[0].index_select(0, packed.predictor)
     return consume(hidden, critic.value_head(self) or head(self))
 
 
 @torch.no_grad()
-def verify(model: PreTrainedModel, device: torch.device) -> None:
-    """Compare the packed path with the model's own, on two short sequences.
+def verify(model: PreTrainedModel, device: torch.device, ranks: SequenceRanks | None = None) -> None:
+    """Compare the packed path with the model's own, on two short sequences; where ranks share them, the first lies on
+    several ranks.
 
     Raises:
-        drivetrain.UserError: when they differ, as they do where a model's layers look across packed sequences or where
-            it does something to logits that :func:`head` does not know.
+        drivetrain.UserError: when they differ, as they do where a model's layers look across packed sequences or, but
+            in attention, at tokens of another rank, or where it does something to logits that :func:`head` does not
+            know.
     """
     vocab = model.config.get_text_config().vocab_size
-    ids = (torch.arange(12, device=device) * 7 + 3).remainder(vocab).reshape(2, 6)
-    everything = torch.arange(12, device=device)
+    lengths = (10, 6)
+    everything = torch.arange(16, device=device)
+    ids = (everything * 7 + 3).remainder(vocab)
     packed = Packed(
-        input_ids=ids.reshape(1, -1), position_ids=everything.remainder(6)[None], lengths=(6, 6),
-        predictor=everything, target=everything, row=everything, column=everything,
+        input_ids=ids[None], position_ids=torch.where(everything < 10, everything, everything - 10)[None],
+        lengths=lengths, predictor=everything, target=everything, row=everything, column=everything,
     )  # fmt: skip
+    packed = packed if ranks is None else ranks.cut(packed)
     values = critic.value_head(model) is not None
     ours, dtype = cast(Any, model).packed_forward(
         packed,
         lambda hidden, head: (critic.values_of(hidden, head) if values else head.logits(hidden), head.weight.dtype),
     )
+    ours = ours if ranks is None else ranks.gather({"logits": ours}, packed)["logits"]
     model.set_attn_implementation("eager")
-    own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids.split(lengths)])
     model.set_attn_implementation(attention.NAME)
-    ours, own = (logits.reshape(2 if values else 12, -1) for logits in (ours, own))  # a critic has one a token
-    ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
-    errors = ((ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)).reshape(2, -1)
+    errors = [_differences(a, b, values) for a, b in zip(ours.split(lengths), own.split(lengths), strict=True)]
     if dtype == torch.float32:
-        differ = errors.amax() > 1e-3
+        differ = max(float(error.max()) for error in errors) > 1e-3
     else:  # rounding may send a token to another expert
-        differ = errors.median(dim=1).values.amax() > 0.1
-    if bool(differ):
+        if ranks is not None and not values:  # the tokens that do not lie where their sequence begins
+            errors.append(errors[0][packed.input_ids.shape[1] :])
+        differ = max(float(error.median()) for error in errors) > 0.1
+    if differ:
+        shared = "" if ranks is None else f" shared by {ranks.size} ranks"
         raise UserError(
-            f"{type(model).__name__} on packed sequences gives other logits than by itself"
-            f" (relative difference {float(errors.max()):.2g})",
+            f"{type(model).__name__} on packed sequences{shared} gives other logits than by itself"
+            f" (relative difference {float(torch.cat(errors).max()):.2g})",
             where="backend fsdp", mend="train a model of another family, or with another backend",
         )  # fmt: skip
+
+
+def _differences(ours: Tensor, own: Tensor, values: bool) -> Tensor:
+    """Relative, of the logits of each token of a sequence; of its values together, for there is one a token."""
+    ours, own = (logits.reshape(1 if values else len(own), -1) for logits in (ours, own))
+    ours, own = (logits - logits.mean(dim=-1, keepdim=True) for logits in (ours, own))
+    difference: Tensor = (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp(min=1e-6)
+    return difference

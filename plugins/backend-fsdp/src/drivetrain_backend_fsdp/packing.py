@@ -7,12 +7,16 @@ with each sequence. Longest sequences come first, so that sequences of similar l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from drivetrain import RunError, UserError
+
+if TYPE_CHECKING:
+    from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,9 @@ class Packed:
         predictor: ``(wanted,)`` place in ``tokens`` of the token whose hidden state predicts the wanted one.
         target: ``(wanted,)`` the wanted tokens.
         row, column: ``(wanted,)`` where they belong in ``(rows, response)``; rows count within the packed ones.
+        ranks: that hold a share of the row each; None where this one holds it all. With ranks, ``tokens`` is the share,
+            ``predictor`` and ``target`` are of the wanted tokens that the share predicts, and the rest is of all.
+        own: which of the wanted tokens these are.
     """
 
     input_ids: Tensor
@@ -81,10 +88,21 @@ class Packed:
     target: Tensor
     row: Tensor
     column: Tensor
+    ranks: SequenceRanks | None = None
+    own: Tensor | None = None
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device."""
+        held: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in held.items():
+            held[name] = value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        return Packed(**held)
 
 
-def pack(tokens: Tokens, rows: Sequence[int], device: torch.device) -> Packed | None:
-    """Pack rows; None if none of them has a wanted token."""
+def pack(
+    tokens: Tokens, rows: Sequence[int], device: torch.device, ranks: SequenceRanks | None = None
+) -> Packed | None:
+    """Pack rows, and take this rank's share where ranks share them; None if none of them has a wanted token."""
     order = sorted((row for row in rows if tokens.lengths[row]), key=lambda row: -tokens.lengths[row])
     if not order:
         return None
@@ -96,28 +114,26 @@ def pack(tokens: Tokens, rows: Sequence[int], device: torch.device) -> Packed | 
     wanted = tokens.wanted[index]
     where, column = wanted.nonzero(as_tuple=True)
     prompt = ids.shape[1] - wanted.shape[1]
-    host = (
-        ids[read][None],
-        position[read][None],
-        start[where] + position[where, prompt + column] - 1,
-        ids[where, prompt + column],
-        torch.tensor([place_of[row] for row in order])[where],
-        column,
+    packed = Packed(
+        input_ids=ids[read][None],
+        position_ids=position[read][None],
+        lengths=tuple(lengths.tolist()),
+        predictor=start[where] + position[where, prompt + column] - 1,
+        target=ids[where, prompt + column],
+        row=torch.tensor([place_of[row] for row in order])[where],
+        column=column,
     )
-    ids, position, predictor, target, row, column = (tensor.to(device, non_blocking=True) for tensor in host)
-    return Packed(
-        input_ids=ids, position_ids=position, lengths=tuple(lengths.tolist()),
-        predictor=predictor, target=target, row=row, column=column,
-    )  # fmt: skip
+    return (packed if ranks is None else ranks.cut(packed)).to(device)
 
 
-def filler(device: torch.device) -> Packed:
+def filler(device: torch.device, ranks: SequenceRanks | None = None) -> Packed:
     """One token that a rank without work runs, so that it takes part in the collective calls of the others."""
-    zero = torch.zeros(1, dtype=torch.long, device=device)
-    return Packed(
+    zero = torch.zeros(1, dtype=torch.long)
+    packed = Packed(
         input_ids=zero[None], position_ids=zero[None], lengths=(1,),
         predictor=zero, target=zero, row=zero, column=zero,
     )  # fmt: skip
+    return (packed if ranks is None else ranks.cut(packed)).to(device)
 
 
 def micro_batches(lengths: Sequence[int], units: Iterable[Sequence[int]], budget: int) -> list[list[int]]:
