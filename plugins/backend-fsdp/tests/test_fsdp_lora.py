@@ -305,7 +305,7 @@ def test_settings_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> No
 
     def problems(section: FSDPConfig, actor: FSDPConfig = adapted, critic: FSDPConfig | None = None, init="pretrained"):
         run = SimpleNamespace(
-            model=SimpleNamespace(init=init), actor=SimpleNamespace(backend=actor),
+            model=SimpleNamespace(init=init), reward_model=None, actor=SimpleNamespace(backend=actor),
             critic=critic and SimpleNamespace(backend=critic),
         )  # fmt: skip
         return [(problem.key, problem.what) for problem in section.check(run, None)]
