@@ -101,8 +101,8 @@ def test_a_sampled_verdict_is_drawn_until_it_says_a_number(tmp_path: Path) -> No
         run = SimpleNamespace(reward_model=section, trainer=SimpleNamespace(seed=3), hardware=PluginConfig(name="cpu"))
         group = LocalWorkerGroup(GenerativeRewardWorker(run, "reward"))
         group.call("init_model")
-        samples = [RewardSample(prompt="", response=character, response_token_ids=[], finish_reason="stop", answer=None,
-                                data_source="") for character in tiny.CHARACTERS]  # fmt: skip
+        samples = [RewardSample(uid=character, prompt="", response=character, response_token_ids=[], answer=None,
+                                finish_reason="stop", data_source="") for character in tiny.CHARACTERS]  # fmt: skip
         return list(GenerativeReward(group, section)(samples))
 
     assert judge(30) == [Score(7.0)] * len(tiny.CHARACTERS)

@@ -12,10 +12,6 @@ from drivetrain.testing.tiny import judged_by as reward
 
 __all__ = ["config", "distance", "opened", "reward"]
 
-ACTOR = {
-    "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-    "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-}  # fmt: skip
 REWARDS = """
 def seldom(response: str) -> bool:
     return response[-1:] in ("3", "7")
@@ -31,7 +27,7 @@ def length(response: str) -> float:
 def write_run(folder: Path) -> Path:
     """A run in which some of 24 prompts of unequal length have answers of both kinds."""
     path = tiny.write_run(folder, {"name": "dapo", "group_size": 3}, backend="fsdp", optimizer="adamw", rollout="hf",
-                          judge=REWARDS, actor=ACTOR, trackers=[{"name": "jsonl"}])  # fmt: skip
+                          judge=REWARDS, mini_batch_prompts=2, trackers=[{"name": "jsonl"}])  # fmt: skip
     prompts = [{"prompt": f"{7**n % 10 ** (n % 4 + 1)}="} for n in range(24)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     return path

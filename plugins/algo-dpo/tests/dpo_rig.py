@@ -17,10 +17,6 @@ from drivetrain.testing.tiny import assert_same, config, distance, opened, plain
 
 __all__ = ["assert_same", "config", "distance", "opened", "plain_model"]
 
-ACTOR = {
-    "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-    "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-}  # fmt: skip
 REWARD = """
 def length(response: str) -> float:
     return float(len(response))
@@ -41,7 +37,7 @@ def write_run(folder: Path) -> Path:
              "rejected_key": "rejected"}  # fmt: skip
     return tiny.write_run(
         folder, {"name": "dpo", "beta": 0.5}, backend="fsdp", optimizer="adamw", rollout="hf", judge=REWARD,
-        actor=ACTOR, data={"batch_prompts": 4, "train": train},
+        mini_batch_prompts=2, data={"batch_prompts": 4, "train": train},
         ref={"backend": {"name": "fsdp"}, "model": {"path": str(folder / "other")}},
     )  # fmt: skip
 

@@ -34,12 +34,8 @@ ENGINES = {"backend": "fsdp", "optimizer": "adamw", "rollout": "hf"}
 
 def write_run(folder: Path) -> Path:
     """A run of GRPO with two mini-batches a step."""
-    actor = {
-        "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-        "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-    }  # fmt: skip
     algorithm = {"name": "grpo", "group_size": 3, "clip_high": 0.3}
-    return tiny.write_run(folder, algorithm, **ENGINES, judge=tiny.REWARD + FUSSY, actor=actor)
+    return tiny.write_run(folder, algorithm, **ENGINES, judge=tiny.REWARD + FUSSY, mini_batch_prompts=2)
 
 
 def plain_advantages(scores: Tensor, uids: Sequence[str], by_std: bool = True) -> Tensor:

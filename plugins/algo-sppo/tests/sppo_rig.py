@@ -16,10 +16,6 @@ from drivetrain.testing.tiny import assert_same, config, judged_by, opened, plai
 
 __all__ = ["assert_same", "config", "judged_by", "opened", "plain_model"]
 
-ACTOR = {
-    "backend": {"name": "fsdp"}, "mini_batch_prompts": 2,
-    "optimizer": {"name": "adamw", "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
-}  # fmt: skip
 REWARD = """
 def variety(response: str) -> float:
     return float(len(set(response)))
@@ -37,7 +33,9 @@ def constant(response: str) -> float:
 def write_run(folder: Path) -> Path:
     """A run of SPPO with two mini-batches a step."""
     algorithm = {"name": "sppo", "group_size": 3, "eta": 4.0}
-    return tiny.write_run(folder, algorithm, backend="fsdp", optimizer="adamw", rollout="hf", judge=REWARD, actor=ACTOR)
+    return tiny.write_run(
+        folder, algorithm, backend="fsdp", optimizer="adamw", rollout="hf", judge=REWARD, mini_batch_prompts=2
+    )
 
 
 def prompts_of_updates(made: tiny.Opened, batch: DataProto) -> list[list[str]]:

@@ -12,12 +12,20 @@ from drivetrain.numerics.masked import (
     masked_var,
     masked_whiten,
 )
-from drivetrain.numerics.policy_loss import clip, entropy_bonus, kl_to_ref, policy_gradient, value_clip
-from drivetrain.numerics.ratios import KL_KINDS, kl_penalty, truncated_weights
+from drivetrain.numerics.policy_loss import (
+    clip,
+    entropy_bonus,
+    kl_to_ref,
+    policy_gradient,
+    token_mean,
+    value_clip,
+    weighted,
+)
+from drivetrain.numerics.ratios import KL_KINDS, MAX_LOG_RATIO, kl_penalty, truncated_weights
 
 __all__ = [
-    "AGGREGATIONS", "KL_KINDS", "Counts", "LossInputs", "LossResult", "aggregate", "clip", "discounted_returns",
-    "entropy_bonus", "fill_masked", "gae", "gae_advantage", "group_advantage", "group_index", "group_mean_std",
-    "kl_penalty", "kl_to_ref", "masked_mean", "masked_std", "masked_sum", "masked_var", "masked_whiten",
-    "policy_gradient", "truncated_weights", "value_clip",
+    "AGGREGATIONS", "KL_KINDS", "MAX_LOG_RATIO", "Counts", "LossInputs", "LossResult", "aggregate", "clip",
+    "discounted_returns", "entropy_bonus", "fill_masked", "gae", "gae_advantage", "group_advantage", "group_index",
+    "group_mean_std", "kl_penalty", "kl_to_ref", "masked_mean", "masked_std", "masked_sum", "masked_var",
+    "masked_whiten", "policy_gradient", "token_mean", "truncated_weights", "value_clip", "weighted",
 ]  # fmt: skip

@@ -46,17 +46,15 @@ def clip(
     plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(plain, clipped)
     metrics: dict[str, Metric] = {
-        "clip_fraction": _mean(clipped > plain, mask),
-        "approx_kl": _mean(-log_ratio, mask),
+        "clip_fraction": token_mean(clipped > plain, mask),
+        "approx_kl": token_mean(-log_ratio, mask),
         "ratio_max": Max(fill_masked(ratio, mask).amax() if ratio.numel() else 0.0),
     }
     if clip_dual is not None:
         ceiling = -advantages * clip_dual
-        metrics["clip_fraction_dual"] = _mean((advantages < 0) & (loss > ceiling), mask)
+        metrics["clip_fraction_dual"] = token_mean((advantages < 0) & (loss > ceiling), mask)
         loss = torch.where(advantages < 0, torch.minimum(loss, ceiling), loss)
-    if "rollout_is_weights" in batch:
-        loss = loss * fill_masked(batch["rollout_is_weights"], mask)
-    return LossResult(loss=aggregate(loss, mask, aggregation, counts, scale=scale), metrics=metrics)
+    return LossResult(loss=aggregate(weighted(loss, batch), mask, aggregation, counts, scale=scale), metrics=metrics)
 
 
 def policy_gradient(
@@ -68,9 +66,7 @@ def policy_gradient(
     """
     mask = batch["response_mask"]
     loss = -fill_masked(batch["advantages"], mask) * fill_masked(outputs.require("log_probs"), mask)
-    if "rollout_is_weights" in batch:
-        loss = loss * fill_masked(batch["rollout_is_weights"], mask)
-    return LossResult(loss=aggregate(loss, mask, aggregation, counts, scale=scale))
+    return LossResult(loss=aggregate(weighted(loss, batch), mask, aggregation, counts, scale=scale))
 
 
 def kl_to_ref(
@@ -86,7 +82,7 @@ def kl_to_ref(
     mask = batch["response_mask"]
     log_probs, ref_log_probs = (fill_masked(x, mask) for x in (outputs.require("log_probs"), batch["ref_log_probs"]))
     kl = kl_penalty(log_probs, ref_log_probs, kind)
-    return LossResult(loss=aggregate(kl, mask, aggregation, counts, scale=scale), metrics={"kl": _mean(kl, mask)})
+    return LossResult(loss=aggregate(kl, mask, aggregation, counts, scale=scale), metrics={"kl": token_mean(kl, mask)})
 
 
 def entropy_bonus(
@@ -95,7 +91,7 @@ def entropy_bonus(
     """MINUS the aggregated entropy (arXiv:1707.06347, equation 9); metric entropy, its token mean, in nats."""
     mask, entropy = batch["response_mask"], outputs.require("entropy")
     loss = -aggregate(entropy, mask, aggregation, counts, scale=scale)
-    return LossResult(loss=loss, metrics={"entropy": _mean(entropy, mask)})
+    return LossResult(loss=loss, metrics={"entropy": token_mean(entropy, mask)})
 
 
 def value_clip(
@@ -122,9 +118,16 @@ def value_clip(
     plain = (values - returns).square()
     clipped = (values.clamp(old - clip_range, old + clip_range) - returns).square()
     loss = aggregate(torch.maximum(plain, clipped) / 2, mask, aggregation, counts, scale=scale)
-    return LossResult(loss=loss, metrics={"value_clip_fraction": _mean(clipped > plain, mask)})
+    return LossResult(loss=loss, metrics={"value_clip_fraction": token_mean(clipped > plain, mask)})
 
 
-def _mean(values: Tensor, mask: Tensor) -> Mean:
-    """Counted over this micro-batch, so that merging over all of them is exact."""
+def token_mean(values: Tensor, mask: Tensor) -> Mean:
+    """A metric: counted over this micro-batch, so that merging over all of them is exact."""
     return Mean(masked_sum(values.detach(), mask), (mask != 0).sum())
+
+
+def weighted(loss: Tensor, batch: Batch) -> Tensor:
+    """The loss of each token times the optional column `rollout_is_weights`."""
+    if "rollout_is_weights" not in batch:
+        return loss
+    return loss * fill_masked(batch["rollout_is_weights"], batch["response_mask"])

@@ -53,6 +53,7 @@ def write_model(folder: Path, seed: int) -> Path:
 
 def write_run(
     folder: Path, algorithm: Mapping[str, Any], *, backend: str, optimizer: str, rollout: str, judge: str = REWARD,
+    mini_batch_prompts: int | None = None,
     **sections: Any,
 ) -> Path:  # fmt: skip
     """A policy, another model (``other``), prompts of unequal length, rewards and ``run.yaml``.
@@ -63,6 +64,7 @@ def write_run(
         optimizer: name of an AdamW.
         rollout: name of the engine that generates.
         judge: functions that may be rewards, as Python; the first one is.
+        mini_batch_prompts: of the actor.
         sections: of the config, in place of those that are written otherwise.
     """
     write_model(folder / "policy", 1)
@@ -73,7 +75,7 @@ def write_run(
         "model": {"path": str(folder / "policy")},
         "algorithm": dict(algorithm),
         "actor": {
-            "backend": {"name": backend},
+            "backend": {"name": backend}, "mini_batch_prompts": mini_batch_prompts,
             "optimizer": {"name": optimizer, "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0},
         },
         "rollout": {"name": rollout, "max_response_tokens": 6},

@@ -9,7 +9,7 @@ import torch
 
 from drivetrain import Algorithm, LossTerm
 from drivetrain.metrics import Metric, merge_metrics
-from drivetrain_algo_dpo.config import DPOConfig, OnlineDPOConfig, PairLossConfig
+from drivetrain_algo_dpo.config import DPOConfig, OnlineDPOConfig, PairConfig
 from drivetrain_algo_dpo.pairs import as_pairs, best_and_worst, scored_pairs
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PairAlgorithm(Algorithm):
     """Learns from a batch of pairs that has ``ref_log_probs``."""
 
-    config: PairLossConfig
+    config: PairConfig
 
     def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
         return merge_metrics(
@@ -31,8 +31,7 @@ class PairAlgorithm(Algorithm):
         )
 
     def loss_terms(self, role: str) -> Sequence[LossTerm]:
-        c = self.config
-        return (LossTerm("dpo", args={"beta": c.beta, "kind": c.kind, "label_smoothing": c.label_smoothing}),)
+        return (LossTerm("dpo", args=self.config.loss_options()),)
 
 
 class DPO(PairAlgorithm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,7 +11,18 @@ from drivetrain import AlgorithmConfig, Problem, RecordConfig, RunConfig
 from drivetrain.seam.registry import Registry
 
 
-class PairLossConfig(AlgorithmConfig):
+class PairConfig(AlgorithmConfig):
+    """What all algorithms of pairs share."""
+
+    beta: float = Field(0.1, gt=0, description="Strength of the tie to the frozen side.")
+    epochs: int = Field(1, ge=1, description="Passes over a batch.")
+
+    def loss_options(self) -> dict[str, Any]:
+        """Keyword arguments of the loss ``dpo``."""
+        return {"beta": self.beta}
+
+
+class PairLossConfig(PairConfig):
     """What both algorithms of this package share."""
 
     beta: float = Field(0.1, gt=0, description="Strength of the tie to the reference; tau of ipo.")
@@ -19,7 +30,9 @@ class PairLossConfig(AlgorithmConfig):
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="Share of pairs that are taken to be the wrong way round; for sigmoid alone."
     )
-    epochs: int = Field(1, ge=1, description="Passes over a batch.")
+
+    def loss_options(self) -> dict[str, Any]:
+        return {"beta": self.beta, "kind": self.kind, "label_smoothing": self.label_smoothing}
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         if self.label_smoothing and self.kind != "sigmoid":

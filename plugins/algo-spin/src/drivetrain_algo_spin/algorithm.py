@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain import Algorithm, LossTerm
 from drivetrain.metrics import Mean, Metric, merge_metrics
+from drivetrain_algo_dpo.algorithm import PairAlgorithm
 from drivetrain_algo_dpo.pairs import join_pairs
 from drivetrain_algo_spin.config import SPINConfig
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from drivetrain import DataProto, Roles
 
 
-class SPIN(Algorithm):
+class SPIN(PairAlgorithm):
     """Self-play fine-tuning; a step of the run is an iteration t.
 
     The opponent is the policy as the iteration finds it. It draws a response y' to each prompt x, whose response in the
@@ -31,14 +30,8 @@ class SPIN(Algorithm):
         return roles.actor.log_probs(pairs).rename({"old_log_probs": "ref_log_probs"})
 
     def learn(self, roles: Roles, batch: DataProto) -> dict[str, Metric]:
-        metrics: list[dict[str, Metric]] = [{"same_response": Mean(_same(batch).sum(), len(batch) // 2)}]
-        for epoch in range(self.config.epochs):
-            for mini_batch in roles.actor.mini_batches(batch, epoch):
-                metrics.append(roles.actor.update(mini_batch, *self.loss_terms("actor")))
-        return merge_metrics(metrics)
-
-    def loss_terms(self, role: str) -> Sequence[LossTerm]:
-        return (LossTerm("dpo", args={"beta": self.config.beta}),)
+        same = {"same_response": Mean(_same(batch).sum(), len(batch) // 2)}
+        return merge_metrics([same, super().learn(roles, batch)])
 
 
 def _same(pairs: DataProto) -> torch.Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from drivetrain import AlgorithmConfig, Problem, RunConfig
+from drivetrain import Problem, RunConfig
 from drivetrain.seam.registry import Registry
-from drivetrain_algo_dpo.config import missing_keys
+from drivetrain_algo_dpo.config import PairConfig, missing_keys
 
 
-class SPINConfig(AlgorithmConfig):
+class SPINConfig(PairConfig):
     """The section ``algorithm`` when its name is ``spin``."""
 
     beta: float = Field(0.1, gt=0, description="Strength of the tie to the opponent; lambda of the paper.")

@@ -11,9 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate, fill_masked, masked_mean
+from drivetrain.numerics import (
+    Counts,
+    LossInputs,
+    LossResult,
+    aggregate,
+    fill_masked,
+    masked_mean,
+    token_mean,
+    weighted,
+)
 from drivetrain.numerics.loss import Batch
-from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio, token_mean, weighted
+from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio
 
 
 def clip_cov(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate, fill_masked, masked_mean, masked_sum
+from drivetrain.numerics import (
+    Counts,
+    LossInputs,
+    LossResult,
+    aggregate,
+    fill_masked,
+    masked_mean,
+    masked_sum,
+    token_mean,
+    weighted,
+)
 from drivetrain.numerics.loss import Batch
-from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio, token_mean, weighted
+from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio
 
 
 def dro(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate, fill_masked
+from drivetrain.numerics import Counts, LossInputs, LossResult, aggregate, fill_masked, token_mean, weighted
 from drivetrain.numerics.loss import Batch
-from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio, token_mean, weighted
+from drivetrain_policy_losses.shared import ratio_metrics, token_log_ratio
 
 
 def cispo(
