@@ -44,8 +44,13 @@ class TrainingBackend(ABC):
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
     ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``,
-    ``backend.param_offload`` and its kin.
+    ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``.
+
+    Attributes:
+        offloads: parts that by its settings are on the device only while a call needs them; workers see to it.
     """
+
+    offloads: frozenset[str] = frozenset()
 
     def __init__(self, config: PluginConfig, context: BackendContext) -> None:
         self.config = config

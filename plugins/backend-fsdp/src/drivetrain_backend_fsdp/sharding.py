@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 
-def shard(model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, world_size: int) -> None:
+def shard(
+    model: nn.Module, layers: Iterable[nn.Module], *, device_type: str, world_size: int, on_host: bool = False
+) -> None:
     """Shard each layer, and the rest with the root, over all ranks; moves them to the device.
 
     Gradients are summed over ranks, in float32.
+
+    Args:
+        on_host: keep shards and their gradients in host memory, and copy a layer's to the device when it is gathered.
     """
     mesh = init_device_mesh(device_type, (world_size,), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    placing = CPUOffloadPolicy(pin_memory=device_type != "cpu") if on_host else OffloadPolicy()
     for layer in [*layers, model]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=placing)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -39,7 +53,22 @@ def release(model: nn.Module) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor, gathered from all ranks if it is sharded (then a collective call)."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    kind = tensor.device_mesh.device_type
+    if tensor.device.type != kind:  # a shard in host memory; ranks talk between devices
+        tensor = cast(DTensor, tensor.to(kind))
+    return tensor.full_tensor()
+
+
+def total_norm(tensors: Sequence[Tensor], device: torch.device) -> float:
+    """2-norm of all tensors together; a collective call where they are sharded."""
+    if not tensors:
+        return 0.0
+    if isinstance(tensors[0], DTensor) and tensors[0].device.type != device.type:
+        norm = float(torch.nn.utils.get_total_norm([local(tensor)[0] for tensor in tensors]))
+        return math.sqrt(reduce(norm**2, device))
+    return float(whole(torch.nn.utils.get_total_norm(tensors)))
 
 
 def local(tensor: Tensor) -> tuple[Tensor, int]:
