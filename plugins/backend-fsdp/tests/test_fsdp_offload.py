@@ -29,11 +29,12 @@ def test_parts_come_back_bit_for_bit(qwen2: Path, model: dict[str, str]) -> None
     update(made)
     parameters, before = list(made.model.parameters()), fsdp_offload.snapshot(made)
     bytes_held = made.memory()
-    assert bytes_held["parameters"] > 0 and bytes_held["optimizer"] == 2 * bytes_held["parameters"]
+    counters = 4 * len(parameters)  # of steps, one a parameter: they stay
+    assert bytes_held["optimizer"] == 2 * bytes_held["parameters"] + counters > counters
     for _ in range(2):
         made.offload(EVERYTHING)
         assert [tensor.untyped_storage().nbytes() for tensor in fsdp_offload.tensors(made)] == [0] * len(before)
-        assert made.memory() == {"parameters": 0, "gradients": 0, "optimizer": 0}
+        assert made.memory() == {"parameters": 0, "gradients": 0, "optimizer": counters}
         made.offload(EVERYTHING)  # nothing is lost by asking twice
         made.onload(EVERYTHING)
         made.onload(EVERYTHING)
@@ -51,7 +52,7 @@ def test_one_part_goes_without_the_other(qwen2: Path) -> None:
     update(made)
     held = made.memory()
     made.offload(["optimizer"])
-    assert made.memory() == held | {"optimizer": 0}
+    assert made.memory() == held | {"optimizer": held["optimizer"] - 2 * held["parameters"]}
     made.offload(["parameters"])
     made.onload(["optimizer"])
     assert made.memory() == held | {"parameters": 0}

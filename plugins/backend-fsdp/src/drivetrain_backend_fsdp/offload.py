@@ -25,10 +25,7 @@ ALIGNMENT = 16  # bytes, so that a bucket cuts no number
 
 
 def part(name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
-    """The tensors of a part; where the model is sharded, this rank's.
-
-    Of the optimizer these are its moments: its counters of steps have no dimension and stay where they are.
-    """
+    """The tensors of a part; where the model is sharded, this rank's."""
     if name == "parameters":
         found: Iterable[Any] = model.parameters()
     elif name == "gradients":
@@ -36,7 +33,7 @@ def part(name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
     else:
         states = [] if optimizer is None else optimizer.state.values()
         found = (value for state in states for value in state.values())
-    return [sharding.local(tensor)[0] for tensor in found if isinstance(tensor, Tensor) and tensor.dim()]
+    return [sharding.local(tensor)[0] for tensor in found if isinstance(tensor, Tensor)]
 
 
 class HostPool:
@@ -117,13 +114,16 @@ class Shelf:
         return bool(self._away)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the storages to the host and free them; nothing happens if the part is away already."""
+        """Copy the storages to the host and free them; nothing happens if the part is away already.
+
+        Tensors without a dimension, such as an optimizer's counters of steps, stay: each would be a copy of 4 bytes.
+        """
         if self._away:
             return
         found = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device.type == self._device.type and storage.nbytes():
+            if tensor.dim() and tensor.device.type == self._device.type and storage.nbytes():
                 found[storage._cdata] = storage
         storages = [(storage, storage.nbytes()) for storage in found.values()]
         self._pool.reserve(sum(aligned(nbytes) for _, nbytes in storages))
