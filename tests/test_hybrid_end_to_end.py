@@ -55,6 +55,26 @@ def test_the_same_tokens_and_losses_as_with_one_module(tmp_path: Path, monkeypat
         assert phases["sync/bytes"] > 0 and phases["sync/buckets"] == 1
 
 
+def test_a_run_that_offloads_takes_the_same_steps(tmp_path: Path) -> None:
+    """Bit for bit; the parameters are on the device while they are sent and trained, and its memory is told."""
+    _, grpo = tiny.write_configs(tmp_path)
+    settings = ["data.batch_prompts=12", "actor.mini_batch_prompts=6", "algorithm.kl_coef=0.1",
+                "algorithm.old_log_probs=recompute", "hybrid_engine.name=colocated"]  # fmt: skip
+    moves = [f"actor.backend.{part}_offload=true" for part in ("param", "grad", "optimizer")]
+    stays = steps_of(grpo, *settings, "hybrid_engine.sharing=never")
+    moved = steps_of(grpo, *settings, *moves)
+    for (batch, learned, phases), (other_batch, other, other_phases) in zip(stays, moved, strict=True):
+        assert all(other_batch[name].equal(batch[name]) for name in ("responses", "rollout_log_probs", "ref_log_probs"))
+        assert other == learned
+        assert other_phases["sync/bytes"] == phases["sync/bytes"] > 0
+        assert not [name for name in phases if name.startswith("memory/")]
+        names = {name.split("/")[1].rsplit("_", 2)[0] for name in other_phases if name.startswith("memory/")}
+        assert names == {"sync", "generate", "log_probs", "ref_log_probs", "update"}
+        for name in names:
+            before, peak, after = (other_phases[f"memory/{name}_{at}_bytes"] for at in ("before", "peak", "after"))
+            assert 0 < before <= peak and 0 < after <= peak
+
+
 def test_the_same_config_over_two_ranks(tmp_path: Path) -> None:
     """Each rank generates with all weights of a model of which it holds a half; together the tokens of one process."""
     _, grpo = tiny.write_configs(tmp_path)

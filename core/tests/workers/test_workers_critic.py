@@ -26,6 +26,8 @@ POLICY, JUDGE = ModelConfig(path=Path("policy")), ModelConfig(path=Path("judge")
 class Backend:
     """Keeps what it is told; its values are the number of the row."""
 
+    offloads: frozenset[str] = frozenset()
+
     def __init__(self, config: PluginConfig, context: Any) -> None:
         self.config, self.context, self.calls = config, context, list[Any]()
         self.layout = RankLayout(tp_size=1)

@@ -25,6 +25,8 @@ from drivetrain.workers.reward_model import score_of
 class Backend:
     """Its logits are the number of tokens of a text, and zero."""
 
+    offloads: frozenset[str] = frozenset()
+
     def __init__(self, config: PluginConfig, context: Any) -> None:
         self.config, self.context, self.closed = config, context, False
         self.layout = RankLayout(tp_size=1)

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from drivetrain import PluginConfig, Problem, get_registry
 from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig, MuonConfig
 
 
@@ -34,3 +37,30 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(ValidationError):
             model(**options)
+
+
+def problems(section: FSDPConfig, *, hybrid_engine: str = "shared", actor: bool = True) -> list[Problem]:
+    run: Any = SimpleNamespace(
+        actor=SimpleNamespace(backend=section if actor else FSDPConfig()), rollout="any",
+        hybrid_engine=PluginConfig(name=hybrid_engine),
+    )  # fmt: skip
+    return list(section.check(run, get_registry()))
+
+
+def test_one_kind_of_offload_at_a_time() -> None:
+    assert not problems(FSDPConfig(cpu_offload=True, activation_offload=True, gradient_checkpointing=True))
+    for key in ("param_offload", "grad_offload", "optimizer_offload"):
+        found = problems(FSDPConfig(cpu_offload=True, **{key: True}), actor=False)
+        assert [problem.key for problem in found] == [key]
+        assert "in host memory all the time" in found[0].what
+
+
+def test_parameters_stay_where_the_rollout_generates_with_them() -> None:
+    section = FSDPConfig(param_offload=True, optimizer_offload=True)
+    [problem] = problems(section)
+    assert problem.key == "param_offload" and "'shared' generates with the trainer's module" in problem.what
+    assert "sharing: never" in problem.mend
+    assert not problems(section, actor=False)  # a reference or a critic
+    assert not problems(FSDPConfig(grad_offload=True, optimizer_offload=True))
+    run: Any = SimpleNamespace(actor=SimpleNamespace(backend=section), rollout=None)
+    assert not list(section.check(run, get_registry()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
@@ -100,8 +101,10 @@ class Session:
         return f"{' + '.join(plan.roles)} on {on}" + (f", {group.where}" if group.where else "")
 
     def _take_metrics(self) -> dict[str, float]:
-        """What the groups measured, summed by name."""
-        return _by_name(sum, [group.take_metrics() for group in self.groups.values()])
+        """What the groups measured, summed by name, and the memory of the rank that took most."""
+        groups = self.groups.values()
+        memory = _by_name(max, [part for group in groups for part in _ranks(group.call("take_memory"))])
+        return _by_name(sum, [group.take_metrics() for group in groups]) | memory
 
     def _roles(self) -> Roles:
         pad = pad_token_id(self.tokenizer)
@@ -119,9 +122,7 @@ class Session:
 
     def _switch(self, side: str) -> Mapping[str, float]:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
-        found = self.policy.call(method, *args)
-        ranks = found if isinstance(found, list) else [found]
-        return _by_name(max, ranks)
+        return _by_name(max, _ranks(self.policy.call(method, *args)))
 
     def save_models(self, folder: Path) -> None:
         """Write the workers' state below ``folder``."""
@@ -154,3 +155,8 @@ def _by_name(merge: Callable[[list[float]], float], parts: Sequence[Mapping[str,
     """One number for each name, from those of the parts; a part without it counts as 0."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: merge([part.get(name, 0.0) for part in parts]) for name in names}
+
+
+def _ranks(found: Any) -> list[Mapping[str, float]]:
+    """What each rank gave, of a result that is the rank's own where there is one."""
+    return found if isinstance(found, list) else [found]

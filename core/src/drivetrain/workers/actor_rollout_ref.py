@@ -13,7 +13,7 @@ from drivetrain.driver.text import load_tokenizer, pad_token_id
 from drivetrain.protocol import DataProto
 from drivetrain.seam.registry import get_registry, resolve
 from drivetrain.workers.generation import completions_to_batch, requests_of
-from drivetrain.workers.model_worker import ModelWorker
+from drivetrain.workers.model_worker import LEARNING, ModelWorker
 from drivetrain.workers.registration import register
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ class ActorRolloutRefWorker(ModelWorker):
         Without a hybrid engine there is nothing to do.
         """
         self._generating = True
-        return self.hybrid.enter_generation(version) if self.hybrid else {}
+        if not self.hybrid:
+            return {}
+        with self.phase("sync", "actor", "parameters"):
+            return self.hybrid.enter_generation(version)
 
     @register()
     def enter_training(self) -> Mapping[str, float]:
@@ -95,7 +98,9 @@ class ActorRolloutRefWorker(ModelWorker):
         if not self._generating:
             self.enter_generation(self._updates)
         requests = requests_of(prompts, rollout, seed=self.config.trainer.seed, part=self.layout("rollout").dp)
-        batch = completions_to_batch(prompts, self.rollout.generate_batch(requests), rollout, pad_token_id=pad)
+        with self.phase("generate", "actor"):
+            completions = self.rollout.generate_batch(requests)
+        batch = completions_to_batch(prompts, completions, rollout, pad_token_id=pad)
         if self.actor is not None and meta.get("recompute_log_probs", True):
             batch = batch.union(self.compute_log_prob(batch))
         return batch
@@ -105,7 +110,8 @@ class ActorRolloutRefWorker(ModelWorker):
         """The actor's ``old_log_probs`` and ``entropy``, each (rows, response)."""
         assert self.actor is not None
         self._train()
-        out = self.actor.forward(batch, ("log_probs", "entropy"), temperature=self._temperature)
+        with self.phase("log_probs", "actor", "parameters", stay=("parameters",)):
+            out = self.actor.forward(batch, ("log_probs", "entropy"), temperature=self._temperature)
         return self.finite(old_log_probs=out["log_probs"], entropy=out["entropy"])
 
     @register("dp_compute_proto")
@@ -113,10 +119,12 @@ class ActorRolloutRefWorker(ModelWorker):
         """The reference's ``ref_log_probs`` (rows, response)."""
         self._train()
         if self.ref is not None:
-            out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
+            with self.phase("ref_log_probs", "ref", "parameters"):
+                out = self.ref.forward(batch, ("log_probs",), temperature=self._temperature)
         else:
             assert self.actor is not None
-            out = self.actor.reference_forward(batch, ("log_probs",), temperature=self._temperature)
+            with self.phase("ref_log_probs", "actor", "parameters", stay=("parameters",)):
+                out = self.actor.reference_forward(batch, ("log_probs",), temperature=self._temperature)
         return self.finite(ref_log_probs=out["log_probs"])
 
     @register("dp_compute_metric")
@@ -126,7 +134,8 @@ class ActorRolloutRefWorker(ModelWorker):
     ) -> dict[str, Metric]:  # fmt: skip
         """One optimizer step of the actor on one mini-batch; by default on the algorithm's terms."""
         self._train()
-        metrics = self.update(batch, terms, counts, temperature=self._temperature, lr_factor=lr_factor)
+        with self.phase("update", "actor", *LEARNING, stay=("parameters",)):
+            metrics = self.update(batch, terms, counts, temperature=self._temperature, lr_factor=lr_factor)
         self._updates += 1
         return metrics
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.protocol import DataProto
-from drivetrain.workers.model_worker import ModelWorker
+from drivetrain.workers.model_worker import LEARNING, ModelWorker
 from drivetrain.workers.registration import register
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class CriticWorker(ModelWorker):
     @register("dp_compute_proto")
     def compute_values(self, batch: DataProto) -> DataProto:
         """The critic's ``values`` before each response token (rows, response)."""
-        return self.finite(**self.backends["critic"].forward(batch, ("values",), temperature=1.0))
+        with self.phase("values", "critic", "parameters"):
+            return self.finite(**self.backends["critic"].forward(batch, ("values",), temperature=1.0))
 
     @register("dp_compute_metric")
     def update_critic(
@@ -44,4 +45,5 @@ class CriticWorker(ModelWorker):
         lr_factor: float = 1.0,
     ) -> dict[str, Metric]:  # fmt: skip
         """One optimizer step of the critic on one mini-batch; by default on the algorithm's terms."""
-        return self.update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)
+        with self.phase("update_critic", "critic", *LEARNING):
+            return self.update(batch, terms, counts, temperature=1.0, lr_factor=lr_factor)

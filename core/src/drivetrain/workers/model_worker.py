@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
     from drivetrain.contracts.algorithm import Algorithm, LossTerm
     from drivetrain.metrics import Metric
+
+
+LEARNING = ("parameters", "optimizer")  # the parts of a model that an update needs
 
 
 class ModelWorker(Worker):
@@ -48,7 +52,33 @@ class ModelWorker(Worker):
         backend: TrainingBackend = resolve("backends", section.name)(section, context)
         backend.initialize()
         self.backends[role] = backend
+        if backend.offloads:
+            backend.offload(backend.offloads)
         return backend
+
+    @contextmanager
+    def phase(self, name: str, role: str, *parts: str, stay: Collection[str] = ()) -> Iterator[None]:
+        """Have parts of a role's model on the device for a phase; those that it offloads leave, unless they stay.
+
+        Where a model of this worker is offloaded, the device's memory is measured.
+        """
+        if not any(backend.offloads for backend in self.backends.values()):
+            yield
+            return
+        before = self.hardware.memory().allocated
+        self.hardware.reset_peak()
+        moving = self.backends[role].offloads.intersection(parts) if parts else frozenset[str]()
+        if moving:
+            self.backends[role].onload(moving)
+        try:
+            yield
+        finally:
+            if leaving := moving.difference(stay):
+                self.backends[role].offload(leaving)
+            now = self.hardware.memory()
+            for when, count in (("before", before), ("peak", now.peak), ("after", now.allocated)):
+                key = f"memory/{name}_{when}_bytes"
+                self.memory[key] = max(self.memory.get(key, 0.0), float(count))
 
     def finite(self, **columns: Tensor) -> DataProto:
         """A result of these columns, (rows, response) each, on the host.
@@ -110,17 +140,20 @@ class ModelWorker(Worker):
     def save_checkpoint(self, folder: Path) -> None:
         """Write the state of the model that learns below ``folder``."""
         (folder / self.learns).mkdir(parents=True, exist_ok=True)
-        self.backends[self.learns].save(folder / self.learns)
+        with self.phase("save", self.learns, *LEARNING):
+            self.backends[self.learns].save(folder / self.learns)
 
     @register()
     def load_checkpoint(self, folder: Path) -> None:
         """Read what :meth:`save_checkpoint` wrote."""
-        self.backends[self.learns].load(folder / self.learns)
+        with self.phase("load", self.learns, *LEARNING):
+            self.backends[self.learns].load(folder / self.learns)
 
     @register()
     def export_model(self, folder: Path) -> None:
         """Write the model that learns as a Hugging Face folder."""
-        self.backends[self.learns].export(folder)
+        with self.phase("export", self.learns, "parameters"):
+            self.backends[self.learns].export(folder)
 
     def close(self) -> None:
         for backend in self.backends.values():

@@ -54,7 +54,8 @@ class RewardModelWorker(ModelWorker):
 
     def _logits(self, rows: Sequence[tuple[str, Sequence[Message] | None, str]]) -> Tensor:
         batch = self.encoder([self.encoder.row(*row) for row in rows])
-        return self.backends["reward"].forward(batch, ("scores",), temperature=1.0)["scores"].cpu()
+        with self.phase("reward", "reward", "parameters"):
+            return self.backends["reward"].forward(batch, ("scores",), temperature=1.0)["scores"].cpu()
 
 
 def score_of(logits: Tensor, output: str, index: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from drivetrain.config import RunConfig
@@ -9,6 +10,7 @@ from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.seam.registry import resolve
 from drivetrain.seeds import derive_seed
+from drivetrain.workers.registration import register
 
 
 class Worker:
@@ -32,6 +34,7 @@ class Worker:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
         self.hardware.select(local_rank)
+        self.memory: dict[str, float] = {}
         self._owns_process_group = world_size > 1 and self._join(timeout_s)
         self.hardware.seed(derive_seed(config.trainer.seed, "worker", role, rank))
 
@@ -43,6 +46,12 @@ class Worker:
             return False
         dist.init_process_group(self.hardware.communication_backend, timeout=timedelta(seconds=timeout_s))
         return True
+
+    @register()
+    def take_memory(self) -> Mapping[str, float]:
+        """The largest figures of the device's memory since the last call, by metric."""
+        taken, self.memory = self.memory, {}
+        return taken
 
     def layout(self, mesh: str) -> RankLayout:
         """Where this rank stands in a mesh; here, one of ``world_size`` data-parallel ranks."""

@@ -16,7 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
-from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, sharding, state, ulysses
+from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, offload, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
@@ -46,25 +46,30 @@ class FSDPBackend(TrainingBackend):
         context = self.context
         self.device = context.hardware.device()
         self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
-        self.ranks = ulysses.join(context, self.config.sequence_parallel, self.device)
-        judges = context.role == "reward"
+        judges, config = context.role == "reward", self.config
+        if config.cpu_offload and context.world_size == 1:
+            raise UserError("one process shards nothing", where="backend.cpu_offload",
+                            mend="set param_offload and optimizer_offload, or run in several processes")  # fmt: skip
+        self.ranks = ulysses.join(context, config.sequence_parallel, self.device)
         model = classifier.load(context) if judges else models.load(context)
         layers = models.decoder_layers(model)
-        if self.config.lora is not None and context.optimizer is not None:
-            lora.attach(model, layers, self.config.lora, role=context.role, seed=context.seed)
-        if self.config.gradient_checkpointing:
+        if config.lora is not None and context.optimizer is not None:
+            lora.attach(model, layers, config.lora, role=context.role, seed=context.seed)
+        if config.gradient_checkpointing:
             recompute(layers)
+        if config.activation_offload:
+            offload.spill(layers, pinned=self.device.type != "cpu")
         if context.world_size > 1:
             sharding.shard(
                 model, layers, device_type=self.device.type, world_size=context.world_size,
-                shard_size=self.config.shard_size, reshard_after_forward=self.config.reshard_after_forward,
-                compute_dtype=self._compute_dtype,
+                shard_size=config.shard_size, reshard_after_forward=config.reshard_after_forward,
+                compute_dtype=self._compute_dtype, on_host=config.cpu_offload,
             )  # fmt: skip
-            loading.fill(model, self.device)
-        elif self.config.shard_size not in (None, 1):
-            raise UserError(f"one process cannot shard over {self.config.shard_size}", where="backend.shard_size",
+            loading.fill(model, self.device, on_host=config.cpu_offload)
+        elif config.shard_size not in (None, 1):
+            raise UserError(f"one process cannot shard over {config.shard_size}", where="backend.shard_size",
                             mend="remove it, or start more processes")  # fmt: skip
-        self.model: PreTrainedModel = cast(Any, model).to(self.device)
+        self.model: PreTrainedModel = model if config.cpu_offload else cast(Any, model).to(self.device)
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
         self.skipped = 0  # updates in a row
@@ -80,6 +85,10 @@ class FSDPBackend(TrainingBackend):
             self.optimizer = make(learns, context.optimizer)
             for group in self.optimizer.param_groups:
                 group["initial_lr"] = group["lr"]
+        chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
+        self.offloads = frozenset(part for part, moves in chosen.items() if moves)
+        self._shelves = offload.Shelves(context.role, context.hardware)
+        self._host_gradients = offload.HostGradients(context.hardware) if config.grad_offload else None
 
     @property
     def layout(self) -> RankLayout:
@@ -93,6 +102,7 @@ class FSDPBackend(TrainingBackend):
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
         if unknown := set(outputs) - set(self.outputs):
             raise PluginError(f"backend fsdp does not compute {sorted(unknown)} for the role {self.context.role}")
+        self._shelves.need("parameters")
         if self.outputs == ("scores",):
             return {"scores": self._scores(batch)}
         responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
@@ -127,6 +137,8 @@ class FSDPBackend(TrainingBackend):
     ) -> dict[str, Metric]:
         if self.optimizer is None:
             raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
+        self._shelves.need(*offload.PARTS)
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         objective = Objective.of(terms, self.outputs)
         mask = batch.batch["response_mask"]
         tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
@@ -136,7 +148,11 @@ class FSDPBackend(TrainingBackend):
         total = torch.zeros((), device=self.device)
         parts: list[dict[str, Metric]] = []
         self.optimizer.zero_grad(set_to_none=True)
-        for rows in self._even(plan):
+        if self._host_gradients is not None:
+            self._host_gradients.clear()
+        for number, rows in enumerate(self._even(plan)):
+            if number and self._host_gradients is not None:
+                self._host_gradients.put(learning)
             packed = pack(tokens, rows, self.device, self.ranks)
             computed = self._evaluate(packed, temperature, objective.outputs)
             loss = torch.zeros((), device=self.device)
@@ -153,6 +169,8 @@ class FSDPBackend(TrainingBackend):
                 loss = loss + 0 * computed[objective.outputs[0]].sum()
             if loss.requires_grad:
                 loss.backward()
+        if self._host_gradients is not None:
+            self._host_gradients.take(learning)
         total /= self.config.sequence_parallel  # the ranks that share rows have the same loss, and all ranks are summed
         skipped = self.skipped
         metrics = self._step(self.optimizer, sharding.reduce(total, self.device), lr_factor)
@@ -233,7 +251,7 @@ class FSDPBackend(TrainingBackend):
     def _step(self, optimizer: torch.optim.Optimizer, loss: float, lr_factor: float) -> dict[str, Metric]:
         """Clip the gradients and take the step, or take none if something is not finite; all ranks decide alike."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = gradients.total_norm(parameters)
+        norm = gradients.total_norm(parameters, self.device)
         finite, allowed = math.isfinite(loss) and math.isfinite(norm), self.config.max_skipped_steps
         if not finite and self.skipped == allowed:
             optimizer.zero_grad(set_to_none=True)
@@ -262,42 +280,59 @@ class FSDPBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
+        self._shelves.need("parameters", "optimizer")
         state.save(folder, self.model, self.optimizer, self.context.hardware.rng_state(), *self._position())
 
     def load(self, folder: Path) -> None:
+        self._shelves.need("parameters", "optimizer")
         state.load(folder, self.model, self.optimizer, self.context.hardware.set_rng_state, *self._position())
 
     def export(self, folder: Path) -> None:
+        self._shelves.need("parameters")
         adapter = self.config.lora is not None and self.config.lora.export == "adapter"
         write = lora.export if adapter else names.export
         write(self.model, self.context.model, folder, rank=self.context.rank)
 
     def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+        self._shelves.need("parameters")
         return lend(names.full_tensors(self.model), bucket_bytes=bucket_bytes, version=self.version)
 
     def live_module(self) -> nn.Module:
         """The model itself, in evaluation mode; with and without packing its attention is the same function.
 
         Raises:
-            drivetrain.RunError: when the model is sharded, for then a call of it is collective.
+            drivetrain.RunError: when the model is sharded, for then a call of it is collective, or is in host memory.
+            drivetrain.UserError: when its parameters are to be offloaded while it would be called.
         """
+        if "parameters" in self.offloads:
+            raise UserError("parameters that leave the device cannot generate", where="backend.param_offload",
+                            mend="send the weights to the rollout (hybrid_engine: {name: colocated, sharing: never}),"
+                                 " or remove param_offload")  # fmt: skip
         if self.context.world_size > 1:
             raise RunError("a model that is sharded over ranks cannot generate by itself", where="backend fsdp",
                            mend="give the rollout engine weights of its own (rollout.load_weights)")  # fmt: skip
+        self._shelves.need("parameters")
         return self.model
 
-    def memory(self) -> dict[str, int]:
-        def held(tensors: Any) -> int:
-            parts = [sharding.local(tensor)[0] for tensor in tensors if isinstance(tensor, Tensor)]
-            return sum(part.numel() * part.element_size() for part in parts)
+    def offload(self, parts: Collection[str]) -> None:
+        """Move ``parameters``, ``gradients`` or the moments of the ``optimizer`` to pinned host memory.
 
-        parameters = list(self.model.parameters())
-        states = [] if self.optimizer is None else [v for s in self.optimizer.state.values() for v in s.values()]
-        return {
-            "parameters": held(parameters),
-            "gradients": held(p.grad for p in parameters),
-            "optimizer": held(states),
-        }
+        Until they are back, whatever needs them raises RunError.
+        """
+        sharding.release(self.model)
+        self._shelves.put(parts, self.model, self.optimizer)
+
+    def onload(self, parts: Collection[str]) -> None:
+        self._shelves.take(parts)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device by part."""
+
+        def held(tensor: Tensor) -> int:
+            there = tensor.device.type == self.device.type and tensor.untyped_storage().nbytes()
+            return tensor.nbytes if there else 0
+
+        return {name: sum(map(held, offload.part(name, self.model, self.optimizer))) for name in offload.PARTS}
 
     def close(self) -> None:
         self.optimizer = None

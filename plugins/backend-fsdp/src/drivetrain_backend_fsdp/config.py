@@ -95,6 +95,27 @@ class FSDPConfig(PluginConfig):
         description="Ranks that share each packed micro-batch, every one a part of its tokens and, in attention, of its"
         " heads (DeepSpeed-Ulysses). Divides the number of processes and of attention heads.",
     )
+    param_offload: bool = Field(
+        False, description="Keep the parameters in pinned host memory while no call needs them."
+    )
+    grad_offload: bool = Field(
+        False,
+        description="Sum the gradients of an update's micro-batches in host memory, so that those of earlier ones take"
+        " no device memory. With one micro-batch nothing moves, and between updates there are no gradients.",
+    )
+    optimizer_offload: bool = Field(
+        False, description="Keep the optimizer's moments in pinned host memory, but for the time of an update."
+    )
+    activation_offload: bool = Field(
+        False,
+        description="Keep in host memory what layers save for the backward pass; with gradient_checkpointing, their"
+        " inputs.",
+    )
+    cpu_offload: bool = Field(
+        False,
+        description="Hold the shards of parameters, gradients and moments in host memory, gather layers from there and"
+        " take the optimizer's steps on the host. For several processes, in place of the three offloads above.",
+    )
 
     def provided_capabilities(self) -> tuple[str, ...]:
         return () if self.lora is None else ("backend.reference",)
@@ -109,6 +130,17 @@ class FSDPConfig(PluginConfig):
             mend = "set reward_model.backend={name: fsdp}" if self is run.actor.backend else "set it to 1"
             yield Problem(key="sequence_parallel", mend=mend, what="the classifier of role reward runs padded rows, of"
                           " which ranks hold no shares")  # fmt: skip
+        if self.cpu_offload:
+            for key in ("param_offload", "grad_offload", "optimizer_offload"):
+                if getattr(self, key):
+                    yield Problem(key=key, what="with cpu_offload that part is in host memory all the time",
+                                  mend=f"remove {key}, or cpu_offload")  # fmt: skip
+        if self.param_offload and self == run.actor.backend and run.rollout is not None:
+            engine = registry.select("hybrid_engines", run.hybrid_engine.name).spec
+            if "backend.live_module" in {*engine.requires, *run.hybrid_engine.required_capabilities()}:
+                yield Problem(key="param_offload", what=f"hybrid engine {engine.name!r} generates with the trainer's"
+                              " module, whose parameters have to stay on the device",
+                              mend="set hybrid_engine={name: colocated, sharing: never}, or remove it")  # fmt: skip
 
 
 class AdamWConfig(OptimizerConfig):

@@ -226,10 +226,10 @@ def _agreed(ask: Callable[[], Any]) -> Any:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, device: torch.device) -> None:
-    """Give a sharded skeleton memory on the device, and each shard its contents.
+def fill(model: nn.Module, device: torch.device, *, on_host: bool = False) -> None:
+    """Give a sharded skeleton memory on the device, or on the host, and each shard its contents.
 
-    A collective call where the first rank has the contents.
+    A collective call, between devices, where the first rank has the contents.
 
     Raises:
         drivetrain.UserError: what a family's conversion makes of the folder has another shape than the model's.
@@ -239,7 +239,8 @@ def fill(model: nn.Module, device: torch.device) -> None:
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 tied.setdefault(id(parameter), []).append((module, leaf))
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    memory = torch.device("cpu") if on_host else device
+    model._apply(lambda tensor: torch.empty_like(tensor, device=memory) if tensor.is_meta else tensor)
     for (first, leaf), *others in tied.values():
         for module, name in others:
             module._parameters[name] = first._parameters[leaf]

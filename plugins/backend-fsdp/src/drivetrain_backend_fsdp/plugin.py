@@ -23,6 +23,9 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.live_module",
             "backend.weights",
             "backend.export",
+            "backend.param_offload",
+            "backend.grad_offload",
+            "backend.optimizer_offload",
         ),
     )
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from drivetrain import UserError
@@ -24,11 +32,15 @@ def shard(
     shard_size: int | None = None,
     reshard_after_forward: bool = True,
     compute_dtype: torch.dtype | None = None,
+    on_host: bool = False,
 ) -> None:
     """Shard each layer, and the rest with the root, over groups of ``shard_size`` ranks (None: one group of all).
 
     Moves them to the device, unless they are on the meta device. Each group holds the whole model. Gradients are
     summed over all ranks, in float32. With ``compute_dtype`` parameters are gathered, and computed with, in that type.
+
+    Args:
+        on_host: keep shards and their gradients in host memory, and copy a layer's to the device when it is gathered.
 
     Raises:
         drivetrain.UserError: when ranks do not make up whole groups, or the model's family keeps some of the weights
@@ -48,8 +60,10 @@ def shard(
     else:
         mesh = init_device_mesh(device_type, (world_size // size, size), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    for layer in [*layers, model]:  # None: FSDP2 keeps the root's own parameters, which the backward pass needs first
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
+    placing = CPUOffloadPolicy(pin_memory=device_type != "cpu") if on_host else OffloadPolicy()
+    again = None if reshard_after_forward else False  # None: the root's own, which the backward pass needs first, stay
+    for layer in [*layers, model]:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=placing, reshard_after_forward=again)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -68,7 +82,24 @@ def release(model: nn.Module) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor, gathered from all ranks if it is sharded (then a collective call)."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if on_host(tensor):
+        tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type))
+    return tensor.full_tensor()
+
+
+def copies(tensor: Tensor) -> int:
+    """How many ranks hold the same part of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    mesh = tensor.device_mesh
+    return math.prod(mesh.size(dim) for dim, placed in enumerate(tensor.placements) if placed.is_replicate())
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether a sharded tensor's parts are in host memory, while ranks talk between devices."""
+    return isinstance(tensor, DTensor) and tensor.device.type != tensor.device_mesh.device_type
 
 
 def local(tensor: Tensor) -> tuple[Tensor, int]:

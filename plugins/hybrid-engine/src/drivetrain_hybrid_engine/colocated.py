@@ -39,7 +39,8 @@ class Colocated(HybridEngine):
         capabilities = offered(get_registry(), backend.config.name, rollout.config.name)
         one_process = backend.context.world_size == 1
         wish = self.config.sharing
-        self.shares = wish == "always" or (wish == "auto" and one_process and capabilities >= SHARED)
+        stays = "parameters" not in backend.offloads
+        self.shares = wish == "always" or (wish == "auto" and one_process and stays and capabilities >= SHARED)
         needed = SHARED if self.shares else SENT
         if not capabilities >= needed:
             lacking = " and ".join(sorted(needed - capabilities))
