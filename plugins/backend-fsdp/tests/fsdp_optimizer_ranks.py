@@ -59,7 +59,7 @@ def clipped(mesh: DeviceMesh | None = None, plain: tuple[str, ...] = ()) -> tupl
         made = [drawn(name, s) if there else distribute_tensor(drawn(name, s), mesh, [Shard(0)]) for s in (0, 1)]
         parameters[name] = nn.Parameter(made[0])
         parameters[name].grad = made[1]
-    norm = gradients.total_norm(list(parameters.values()))
+    norm = gradients.total_norm(list(parameters.values()), torch.device("cpu"))
     gradients.clip(list(parameters.values()), 0.7, norm)
     return norm, {name: whole(parameter.grad) for name, parameter in parameters.items()}
 

@@ -41,7 +41,7 @@ def test_options_are_checked() -> None:
 
 def problems(section: FSDPConfig, *, hybrid_engine: str = "shared", actor: bool = True) -> list[Problem]:
     run: Any = SimpleNamespace(
-        actor=SimpleNamespace(backend=section if actor else FSDPConfig()), rollout="any",
+        actor=SimpleNamespace(backend=section if actor else FSDPConfig()), critic=None, reward_model=None, rollout="any",
         hybrid_engine=PluginConfig(name=hybrid_engine),
     )  # fmt: skip
     return list(section.check(run, get_registry()))
@@ -62,5 +62,5 @@ def test_parameters_stay_where_the_rollout_generates_with_them() -> None:
     assert "sharing: never" in problem.mend
     assert not problems(section, actor=False)  # a reference or a critic
     assert not problems(FSDPConfig(grad_offload=True, optimizer_offload=True))
-    run: Any = SimpleNamespace(actor=SimpleNamespace(backend=section), rollout=None)
+    run: Any = SimpleNamespace(actor=SimpleNamespace(backend=section), critic=None, reward_model=None, rollout=None)
     assert not list(section.check(run, get_registry()))
