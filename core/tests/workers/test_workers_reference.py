@@ -20,6 +20,8 @@ BATCH = DataProto.from_single_dict({"responses": torch.zeros(3, 2, dtype=torch.l
 class Backend:
     """Its log-probs are -1, its reference's -2."""
 
+    offloads = frozenset[str]()
+
     def __init__(self, config: PluginConfig, context: Any) -> None:
         self.context = context
 
