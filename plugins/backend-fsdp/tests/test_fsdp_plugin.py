@@ -41,7 +41,8 @@ def test_options_are_checked() -> None:
 
 def problems(section: FSDPConfig, *, hybrid_engine: str = "shared", actor: bool = True) -> list[Problem]:
     run: Any = SimpleNamespace(
-        actor=SimpleNamespace(backend=section if actor else FSDPConfig()), critic=None, reward_model=None, rollout="any",
+        actor=SimpleNamespace(backend=section if actor else FSDPConfig()), critic=None, reward_model=None,
+        rollout="any",
         hybrid_engine=PluginConfig(name=hybrid_engine),
     )  # fmt: skip
     return list(section.check(run, get_registry()))
