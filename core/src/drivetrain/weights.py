@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -25,7 +26,8 @@ class Placement:
 
     Attributes:
         dim: the dimension that is split, or None for the whole tensor.
-        index, count: which of how many equal shares.
+        index, count: which of how many shares, as ``torch.chunk`` cuts them: equal but for the last ones, which may be
+            shorter, or empty.
     """
 
     dim: int | None = None
@@ -54,6 +56,17 @@ class WeightEntry:
     _tensor: torch.Tensor | None = None
     _lease: _Lease = field(default_factory=_Lease)
 
+    @classmethod
+    def whole(cls, name: str, tensor: torch.Tensor, alias: str | None = None) -> WeightEntry:
+        """An entry for a whole tensor, or for another name of one."""
+        carried = None if alias else tensor
+        return cls(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, alias=alias, _tensor=carried)
+
+    @classmethod
+    def share(cls, name: str, tensor: torch.Tensor, shape: Iterable[int], placement: Placement) -> WeightEntry:
+        """An entry for one share of a tensor of that shape."""
+        return cls(name=name, shape=tuple(shape), dtype=tensor.dtype, placement=placement, _tensor=tensor)
+
     @property
     def tensor(self) -> torch.Tensor:
         """The tensor, while the context that lends it is open.
@@ -72,6 +85,15 @@ class WeightEntry:
     def nbytes(self) -> int:
         """Bytes of the tensor that the entry carries; 0 for an alias."""
         return 0 if self._tensor is None else self._tensor.numel() * self._tensor.element_size()
+
+    @property
+    def room(self) -> int:
+        """Bytes of the largest share, and so the same on all ranks; 0 for an alias."""
+        part = self.placement
+        if self._tensor is None or part.dim is None or not self.shape[part.dim]:
+            return self.nbytes
+        rows = self.shape[part.dim]
+        return math.prod(self.shape) // rows * -(-rows // part.count) * self._tensor.element_size()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +132,13 @@ class WeightStream:
 
 @contextmanager
 def lend(
-    tensors: Iterable[tuple[str, torch.Tensor, str | None]], *, bucket_bytes: int, version: int = 0
+    tensors: Iterable[tuple[str, torch.Tensor, str | None] | WeightEntry], *, bucket_bytes: int, version: int = 0
 ) -> Iterator[WeightStream]:
-    """Lend whole tensors as a stream of buckets of at most ``bucket_bytes``.
+    """Lend tensors as a stream of buckets of at most ``bucket_bytes``.
 
     Args:
-        tensors: ``(name, tensor, alias)``; an entry with an alias is sent without its tensor. A generator is drawn
-            from bucket by bucket, so that it may gather shards as it goes.
+        tensors: ``(name, whole tensor, alias)``, or an entry that says itself what it is; one with an alias is sent
+            without its tensor. A generator is drawn from bucket by bucket, so that it may gather shards as it goes.
         bucket_bytes: bound of a bucket; a larger tensor travels alone.
     """
     lease = _Lease()
@@ -124,16 +146,13 @@ def lend(
     def buckets() -> Iterator[Bucket]:
         pending: list[WeightEntry] = []
         size = 0
-        for name, tensor, alias in tensors:
-            entry = WeightEntry(
-                name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, alias=alias,
-                _tensor=None if alias else tensor, _lease=lease,
-            )  # fmt: skip
-            if pending and size + entry.nbytes > bucket_bytes:
+        for given in tensors:
+            entry = replace(given if isinstance(given, WeightEntry) else WeightEntry.whole(*given), _lease=lease)
+            if pending and size + entry.room > bucket_bytes:
                 yield Bucket(entries=tuple(pending), version=version)
                 pending, size = [], 0
             pending.append(entry)
-            size += entry.nbytes
+            size += entry.room
         if pending:
             yield Bucket(entries=tuple(pending), version=version)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.errors import ExpiredWeightsError, WeightStreamError
-from drivetrain.weights import Manifest, WeightEntry, fingerprint, lend
+from drivetrain.weights import Manifest, Placement, WeightEntry, fingerprint, lend
 
 SIZES = {"a": 4, "b": 4, "big": 40, "c": 8, "tied": 6, "d": 2}  # numbers of 4 bytes
 
@@ -45,6 +45,19 @@ def test_an_alias_has_a_name_and_a_shape_but_no_tensor() -> None:
         assert (alias.name, alias.alias, alias.shape, alias.nbytes) == ("tied", "a", (6,), 0)
         with pytest.raises(WeightStreamError, match="'tied' is an alias of 'a'"):
             _ = alias.tensor
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_shares_of_any_rank_fill_the_same_buckets(index: int) -> None:
+    def shares() -> Iterator[WeightEntry]:
+        for name, size in SIZES.items():
+            part = torch.arange(float(size)).chunk(3)
+            mine = part[index] if index < len(part) else torch.empty(0)
+            yield WeightEntry.share(name, mine, (size,), Placement(dim=0, index=index, count=3))
+
+    with lend(shares(), bucket_bytes=20) as stream:
+        names = [[entry.name for entry in bucket.entries] for bucket in stream]
+    assert names == [["a", "b"], ["big"], ["c", "tied"], ["d"]]
 
 
 def test_an_entry_cannot_be_touched_after_the_loan() -> None:

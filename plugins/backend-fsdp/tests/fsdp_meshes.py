@@ -63,6 +63,7 @@ def sharded(rank: int, model: Path, llama: Path, folder: Path) -> None:
             "local": sum(sharding.local(p)[0].numel() for p in made.model.parameters()),
             "updates": [fsdp_ranks.update(made, rows), fsdp_ranks.update(made, rows, 0.5)],
             "weights": fsdp_ranks.whole_weights(made),
+            "shards": fsdp_ranks.shards(made),
             "state": made.memory()["parameters"],
         }
         if mode == "hybrid":
@@ -164,6 +165,7 @@ def loaded(rank: int, cases: list[tuple[str, Path, dict[str, Any]]], folder: Pat
             "weights": {n: sharding.whole(p) for n, p in made.model.named_parameters()},
             "buffers": dict(made.model.named_buffers()),
             "sent": fsdp_ranks.whole_weights(made),
+            "shards": fsdp_ranks.shards(made),
         }
     finish(seen, rank, folder)
 

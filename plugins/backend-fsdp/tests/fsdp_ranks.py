@@ -24,6 +24,27 @@ def whole_weights(made) -> dict[str, torch.Tensor]:
         return {e.name: e.tensor.clone() for bucket in stream for e in bucket.entries if not e.alias}
 
 
+def shards(made) -> list[list[tuple[str, int, int, torch.Tensor]]]:
+    """What a rank lends of its own: in each bucket name, place, places and tensor of each entry, aliases left out."""
+    with made.weights(bucket_bytes=3000, sharded=True) as stream:
+        buckets = [[entry for entry in bucket.entries if not entry.alias] for bucket in stream]
+        return [[(e.name, e.placement.index, e.placement.count, e.tensor.clone()) for e in entries] for entries in buckets]
+
+
+def joined(ranks: list[list[list[tuple[str, int, int, torch.Tensor]]]]) -> tuple[dict[str, torch.Tensor], int]:
+    """Whole tensors from the shards of all ranks, and how many were sharded; buckets are those of the first rank."""
+    names = [[[name for name, *_ in bucket] for bucket in rank] for rank in ranks]
+    assert all(other == names[0] for other in names)
+    found, split = {}, 0
+    for entries in zip(*(sum(rank, []) for rank in ranks), strict=True):
+        name, _, count, tensor = entries[0]
+        split += count > 1
+        parts = {index: part for _, index, _, part in entries}
+        assert sorted(parts) == list(range(count))
+        found[name] = torch.cat([parts[index] for index in range(count)]) if count > 1 else tensor
+    return found, split
+
+
 def work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
     """Run on each of two ranks; rank 0 writes what it saw to ``folder/seen.pt``."""
     torch.set_num_threads(1)
@@ -122,6 +143,7 @@ def lora_work(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
         update(made, slice(0, 1) if rank == 0 else slice(1, 12)),  # one rank with nothing to learn
     ]
     seen["weights"] = whole_weights(made)
+    seen["shards"] = shards(made)
     seen["reference_last"] = reference()
     (folder / "state").mkdir(exist_ok=True)
     made.save(folder / "state")

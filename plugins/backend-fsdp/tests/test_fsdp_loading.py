@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import fsdp_meshes as meshes
+import fsdp_ranks
 import fsdp_rig as rig
 import pytest
 import torch
@@ -117,6 +118,20 @@ def test_weights_are_those_of_one_process(cases: list, ranks: list[dict]) -> Non
                 for key, tensor in one[kind].items():
                     assert rank[name][kind][key].equal(tensor), (name, key)
                     assert rank[name][kind][key].dtype == tensor.dtype
+
+
+def test_shards_of_the_ranks_make_the_whole(cases: list, ranks: list[dict]) -> None:
+    whole = set()
+    for name, *_ in cases:
+        if isinstance(ranks[0][name], str):
+            continue
+        lent, split = fsdp_ranks.joined([rank[name]["shards"] for rank in ranks])
+        assert lent.keys() == ranks[0][name]["sent"].keys()
+        assert all(tensor.equal(ranks[0][name]["sent"][key]) for key, tensor in lent.items()), name
+        if split < len(lent):
+            whole.add(name)
+        assert split > 0 or name in whole
+    assert whole and len(whole) < len(cases) / 2  # experts that are one tensor in memory and many in a folder
 
 
 def test_a_rank_reads_what_its_shards_need(cases: list, ranks: list[dict]) -> None:

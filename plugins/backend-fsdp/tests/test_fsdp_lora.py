@@ -264,6 +264,10 @@ def test_two_ranks_equal_one(llama: Path, tmp_path: Path) -> None:
         for got, want in zip([*rank["updates"], rank["next"]], [*updates, following], strict=True):
             assert got == pytest.approx(want, rel=5e-5)
         assert rank["weights"].keys() == weights.keys()
+        lent, split = fsdp_ranks.joined([rank["shards"] for rank in ranks])
+        assert split == len(lent) == len(weights)
+        for name, tensor in lent.items():
+            torch.testing.assert_close(tensor, rank["weights"][name], atol=1e-6, rtol=1e-6)
         for name, tensor in weights.items():
             torch.testing.assert_close(rank["weights"][name], tensor, atol=1e-5, rtol=0)
         assert rank["again"] == rank["next"]

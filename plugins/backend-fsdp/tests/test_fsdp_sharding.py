@@ -56,6 +56,10 @@ def test_equal_to_plain_pytorch(qwen2: Path, run: tuple, one: dict, mode: str, m
         for name, tensor in one["weights"].items():
             torch.testing.assert_close(seen["weights"][name], tensor, atol=1e-5, rtol=0)
         assert seen["state"] == 4 * seen["local"]  # parameters are shards again
+    shards, split = fsdp_ranks.joined([rank[mode]["shards"] for rank in run[1]])
+    assert shards.keys() == one["weights"].keys()
+    assert all(tensor.equal(run[1][0][mode]["weights"][name]) for name, tensor in shards.items())
+    assert split == (0 if mesh[-1] == 1 else len(shards))
     for name, whole in one["forward"].items():
         together = torch.cat([rank[mode]["forward"][name] for rank in run[1]])
         torch.testing.assert_close(together, whole, atol=1e-5, rtol=0)

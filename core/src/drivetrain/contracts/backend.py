@@ -43,7 +43,7 @@ class TrainingBackend(ABC):
     the loss shares over micro-batches and ranks, whatever averaging its engine does by itself.
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
-    ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``,
+    ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.weight_shards``, ``backend.export``,
     ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``. ``backend.reference`` is
     provided by settings: its config's ``provided_capabilities()`` has it where an adapter alone is trained.
 
@@ -120,10 +120,14 @@ class TrainingBackend(ABC):
         """Write the model as a Hugging Face folder (safetensors, config, generation config, tokenizer)."""
 
     @abstractmethod
-    def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+    def weights(self, *, bucket_bytes: int, sharded: bool = False) -> AbstractContextManager[WeightStream]:
         """Lend the weights under their Hugging Face names, in buckets of at most ``bucket_bytes``.
 
         A collective call: every rank enters, iterates the same sequence of buckets and leaves.
+
+        Args:
+            sharded: lend each rank's own shards, with their placement, for engines that reshard by themselves
+                (capability ``backend.weight_shards``). What a rank has no plain shard of is whole all the same.
         """
 
     def live_module(self) -> nn.Module:

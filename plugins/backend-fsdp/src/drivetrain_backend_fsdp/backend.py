@@ -293,9 +293,9 @@ class FSDPBackend(TrainingBackend):
         write = lora.export if adapter else names.export
         write(self.model, self.context.model, folder, rank=self.context.rank)
 
-    def weights(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+    def weights(self, *, bucket_bytes: int, sharded: bool = False) -> AbstractContextManager[WeightStream]:
         self._shelves.need("parameters")
-        return lend(names.full_tensors(self.model), bucket_bytes=bucket_bytes, version=self.version)
+        return lend(names.entries(self.model, sharded=sharded), bucket_bytes=bucket_bytes, version=self.version)
 
     def live_module(self) -> nn.Module:
         """The model itself, in evaluation mode; with and without packing its attention is the same function.

@@ -126,28 +126,35 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged(layer: Any) -> Tensor:
-    """The whole weight with the adapter in it, in the weight's dtype; a collective call where it is sharded."""
-    weight = whole(layer.base_layer.weight)
-    a, b = (whole(part[NAME].weight) for part in (layer.lora_A, layer.lora_B))
+def merged(layer: Any, part: Callable[[Tensor], Tensor] = whole) -> Tensor:
+    """The weight, or this part of its rows, with the adapter in it, in the weight's dtype.
+
+    A collective call where the layer is sharded.
+    """
+    weight, b = part(layer.base_layer.weight), part(layer.lora_B[NAME].weight)
+    a = whole(layer.lora_A[NAME].weight)
     return torch.addmm(weight.float(), b, a, alpha=layer.scaling[NAME]).to(weight.dtype)
 
 
 def without_adapter(
     model: nn.Module, tensors: Iterable[tuple[str, Tensor]]
-) -> Iterator[tuple[str, Tensor, Callable[[], Tensor]]]:
-    """A model's tensors under the names that they have in a model without adapter, and what gives each as a whole.
+) -> Iterator[tuple[str, Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]]:
+    """A model's tensors under the names that they have in a model without adapter, and what gives each.
 
-    The adapter's own are left out, for it is merged into the weights beneath.
+    That takes what a sharded tensor is made into, the whole of it or a part of its rows. The adapter's own are left
+    out, for it is merged into the weights beneath.
     """
     adapted = layers(model)
     for name, tensor in tensors:
         owner, _, rest = name.rpartition(".base_layer.")
         if owner in adapted:
-            give = partial(merged, adapted[owner]) if rest == "weight" else partial(whole, tensor)
-            yield f"{owner}.{rest}", tensor, give
+            yield f"{owner}.{rest}", tensor, partial(merged, adapted[owner]) if rest == "weight" else _given(tensor)
         elif name.rsplit(".", 3)[0] not in adapted:
-            yield name, tensor, partial(whole, tensor)
+            yield name, tensor, _given(tensor)
+
+
+def _given(tensor: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
+    return lambda part: part(tensor)
 
 
 def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: int) -> None:

@@ -10,42 +10,62 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import lora
+from drivetrain.weights import WeightEntry
+from drivetrain_backend_fsdp import lora, sharding
 from drivetrain_backend_fsdp.folders import complete
+from drivetrain_backend_fsdp.sharding import whole
 
 if TYPE_CHECKING:
     from drivetrain import ModelConfig
 
 
-def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, str | None]]:
-    """``(name, whole tensor, alias)``, gathered one by one; a tied tensor comes once, then as an alias of the first.
+def entries(model: PreTrainedModel, *, sharded: bool = False) -> Iterator[WeightEntry]:
+    """The weights, gathered one by one; a tied tensor comes once, then as an alias of the first.
 
     A collective call where the model is sharded. Where a family joins several of its weights into one of a folder,
     all are gathered at once.
+
+    Args:
+        sharded: leave shards what they are, but for tensors that have another form in a folder than in memory.
     """
     if _joins_weights(model):
-        everything = {name: whole() for name, _, whole in _held(model)}
-        yield from ((name, tensor, None) for name, tensor in revert_weight_conversion(model, everything).items())
+        everything = {name: give(whole) for name, _, give in _held(model)}
+        yield from (
+            WeightEntry.whole(name, tensor) for name, tensor in revert_weight_conversion(model, everything).items()
+        )
         return
     first: dict[int, str] = {}
-    for name, tensor, whole in _held(model):
+    for name, tensor, give in _held(model):
         if id(tensor) in first:
             (name,) = revert_weight_conversion(model, {name: tensor.detach()})
-            yield name, tensor, first[id(tensor)]
+            yield WeightEntry.whole(name, tensor, first[id(tensor)])
             continue
-        for disk_name, part in revert_weight_conversion(model, {name: whole()}).items():
+        if sharded and (placement := sharding.placement(tensor)) and (disk_name := _renamed(model, name, tensor)):
             first[id(tensor)] = disk_name
-            yield disk_name, part, None
+            yield WeightEntry.share(disk_name, give(lambda t: sharding.local(t)[0]), tensor.shape, placement)
+            continue
+        for disk_name, part in revert_weight_conversion(model, {name: give(whole)}).items():
+            first[id(tensor)] = disk_name
+            yield WeightEntry.whole(disk_name, part)
 
 
-def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Callable[[], Tensor]]]:
-    """Parameters under all their names, and the buffers that belong to a folder, each with what gives it whole."""
+def _renamed(model: PreTrainedModel, name: str, tensor: Tensor) -> str | None:
+    """The name in a folder of a tensor that has the same form there, or None."""
+    probe = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    ((disk_name, found), *more) = revert_weight_conversion(model, {name: probe}).items()
+    return disk_name if found is probe and not more else None
+
+
+def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]]:
+    """Parameters under all their names, and the buffers that belong to a folder, each with what gives all or some of
+    its rows."""
     kept = set(model.state_dict())
     held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     yield from lora.without_adapter(model, ((name, tensor) for name, tensor in held if name in kept))
@@ -65,10 +85,10 @@ def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: i
     """Write a Hugging Face folder; it appears whole or not at all. A collective call where the model is sharded."""
     tied: set[int] = set()
     tensors = {}
-    for name, tensor, whole in _held(model):
+    for name, tensor, give in _held(model):
         if id(tensor) not in tied:
             tied.add(id(tensor))
-            full = whole()
+            full = give(whole)
             if not rank:
                 tensors[name] = full.cpu() if full.data_ptr() != tensor.data_ptr() else full
     if rank:

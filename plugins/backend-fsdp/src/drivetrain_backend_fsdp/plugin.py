@@ -22,6 +22,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.scores",
             "backend.live_module",
             "backend.weights",
+            "backend.weight_shards",
             "backend.export",
             "backend.param_offload",
             "backend.grad_offload",

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from drivetrain import UserError
+from drivetrain.weights import Placement
 
 
 def shard(
@@ -112,6 +113,16 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
         if placement.is_shard():
             start = min(-(-tensor.shape[0] // mesh.size(dim)) * mesh.get_local_rank(dim), tensor.shape[0])
     return tensor.to_local(), start
+
+
+def placement(tensor: Tensor) -> Placement | None:
+    """Where this rank's rows are in a sharded tensor; None where it holds all of it."""
+    if isinstance(tensor, DTensor):
+        for dim, placed in enumerate(tensor.placements):
+            if placed.is_shard(0):
+                mesh = tensor.device_mesh
+                return Placement(dim=0, index=mesh.get_local_rank(dim), count=mesh.size(dim))
+    return None
 
 
 def first_holder(tensor: Tensor, rank: int) -> bool:
