@@ -95,6 +95,12 @@ class FSDPConfig(PluginConfig):
         description="Ranks that share each packed micro-batch, every one a part of its tokens and, in attention, of its"
         " heads (DeepSpeed-Ulysses). Divides the number of processes and of attention heads.",
     )
+    log_prob_kernel: Literal["chunked", "triton"] | None = Field(
+        None,
+        description="What computes log-probabilities, entropies and their gradients from the logits of a chunk:"
+        " PyTorch's operations (chunked), or kernels that read the logits once a pass (triton). Omitted: triton on GPUs"
+        " of AMD and, of compute capability 8.0 or newer, NVIDIA, where the package triton is, and chunked elsewhere.",
+    )
 
     def provided_capabilities(self) -> tuple[str, ...]:
         return () if self.lora is None else ("backend.reference",)
