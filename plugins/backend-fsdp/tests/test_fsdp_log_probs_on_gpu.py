@@ -26,7 +26,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOKENS, HIDDEN = 21, 40
 VOCABULARIES = (17, BLOCK, 2 * BLOCK + 809)
 CHUNKS = (1, 8, 21, 64)
-EXACT, ROUNDED = 1e-5, 3e-2
+EXACT, ROUNDED = 2e-5, 3e-2
 
 
 def leaves(vocabulary: int, dtype: torch.dtype, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,7 +113,7 @@ def test_extreme_logits(kernel: type[LogitKernel]) -> None:
     outputs, want = computed(kernel, hidden, targets, head), plain(hidden, targets, head)
     assert float(want[0].detach().min()) < -2e4
     assert_near(outputs[:1], want[:1], EXACT)
-    # The largest logits are multiples of 2^-9 in float32, and so are their differences.
+    # In float32 the largest logits are multiples of 2^-8, and so are their differences.
     assert torch.allclose(outputs[1].double(), want[1], atol=5e-3)  # type: ignore[union-attr]
     got = torch.autograd.grad(loss(outputs, "log_probs+entropy"), (hidden, weight))
     assert_near(got, torch.autograd.grad(loss(want, "log_probs+entropy"), (hidden, weight)), 5e-3)

@@ -146,7 +146,7 @@ class _TokenLogProbs(torch.autograd.Function):
             if grad_weight is not None:
                 _add_product(grad_weight, inner.t(), (hidden[part] * factor).to(weight.dtype))
             if grad_bias is not None:
-                grad_bias += (inner.t().float() @ factor)[:, 0]
+                _add_product(grad_bias[:, None], inner.t(), factor.to(weight.dtype))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
