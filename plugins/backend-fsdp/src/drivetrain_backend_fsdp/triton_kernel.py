@@ -22,8 +22,8 @@ from torch import Tensor
 from drivetrain_backend_fsdp.log_probs import Head
 from drivetrain_backend_fsdp.logit_kernels import LogitKernel
 
-BLOCK = 4096
-WARPS = 8
+BLOCK = 4096  # numbers that a program holds at a time
+PER_WARP = 512
 
 
 class Triton(LogitKernel):
@@ -37,10 +37,11 @@ class Triton(LogitKernel):
         super().__init__(head, temperature, memory)
         factor = head.scale / temperature
         bend = (factor, 0.0) if head.softcap is None else (head.scale / head.softcap, head.softcap / temperature)
+        block = min(BLOCK, triton.next_power_of_2(memory.shape[1]))
         self._result: Tensor | None = None
         self._options: dict[str, Any] = {
             "vocabulary": memory.shape[1], "inner": bend[0], "outer": bend[1], "CAPPED": head.softcap is not None,
-            "BLOCK": min(BLOCK, triton.next_power_of_2(memory.shape[1])), "num_warps": WARPS,
+            "BLOCK": block, "num_warps": max(1, block // PER_WARP),
         }  # fmt: skip
 
     def statistics(
