@@ -27,8 +27,10 @@ def whole_weights(made) -> dict[str, torch.Tensor]:
 def shards(made) -> list[list[tuple[str, int, int, torch.Tensor]]]:
     """What a rank lends of its own: in each bucket name, place, places and tensor of each entry, aliases left out."""
     with made.weights(bucket_bytes=3000, sharded=True) as stream:
-        buckets = [[entry for entry in bucket.entries if not entry.alias] for bucket in stream]
-        return [[(e.name, e.placement.index, e.placement.count, e.tensor.clone()) for e in entries] for entries in buckets]
+        return [
+            [(e.name, e.placement.index, e.placement.count, e.tensor.clone()) for e in bucket.entries if not e.alias]
+            for bucket in stream
+        ]
 
 
 def joined(ranks: list[list[list[tuple[str, int, int, torch.Tensor]]]]) -> tuple[dict[str, torch.Tensor], int]:

@@ -135,6 +135,8 @@ def test_what_is_wrong_is_said(qwen2: Path, tmp_path: Path) -> None:
         rig.backend(tmp_path / "nowhere")
     with pytest.raises(UserError, match="has no config.json"):
         rig.backend(tmp_path)
+    with pytest.raises(UserError, match="Triton does not run on cpu here.*backend.log_prob_kernel"):
+        rig.backend(qwen2, log_prob_kernel="triton")
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(UserError, match="does not load as a causal language model"):
         rig.backend(tmp_path)

@@ -21,6 +21,7 @@ from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.critic import values_of
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
+from drivetrain_backend_fsdp.logit_kernels import logit_kernel
 from drivetrain_backend_fsdp.objective import Columns, Objective
 from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack
 
@@ -45,6 +46,7 @@ class FSDPBackend(TrainingBackend):
     def initialize(self) -> None:
         context = self.context
         self.device = context.hardware.device()
+        self.log_prob_kernel = logit_kernel(self.config.log_prob_kernel, self.device)
         self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
         judges, config = context.role == "reward", self.config
         if config.cpu_offload and context.world_size == 1:
@@ -203,7 +205,7 @@ class FSDPBackend(TrainingBackend):
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
                     hidden.to(dtype), target, head, temperature=temperature, chunk_tokens=chunk_tokens,
-                    entropy="entropy" in outputs,
+                    entropy="entropy" in outputs, kernel=self.log_prob_kernel,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 

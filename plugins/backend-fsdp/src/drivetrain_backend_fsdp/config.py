@@ -116,6 +116,12 @@ class FSDPConfig(PluginConfig):
         description="Hold the shards of parameters, gradients and moments in host memory, gather layers from there and"
         " take the optimizer's steps on the host. For several processes, in place of the three offloads above.",
     )
+    log_prob_kernel: Literal["chunked", "triton"] | None = Field(
+        None,
+        description="What computes log-probabilities, entropies and their gradients from the logits of a chunk:"
+        " PyTorch's operations (chunked), or kernels that read the logits once a pass (triton). Omitted: triton on"
+        " devices of torch's type cuda, where the package triton is, and chunked elsewhere.",
+    )
 
     def provided_capabilities(self) -> tuple[str, ...]:
         return () if self.lora is None else ("backend.reference",)

@@ -9,19 +9,22 @@ With hidden state h, head W and b, target y, scale s, soft cap c and temperature
 
 The backward pass computes the logits of all chunks but the last a second time, so that logits of
 ``(tokens, vocabulary)`` never exist. It begins with the last chunk, whose log-probabilities the forward pass left, and
-computes the others in the same memory: at most one float32 tensor of ``(chunk, vocabulary)`` exists, and a second one
-for entropies and for the gradient of a soft cap. Weights of another dtype add one of theirs.
+computes the others in the same memory, one float32 tensor of ``(chunk, vocabulary)``; half precision weights add one in
+their dtype. What else a chunk needs is said by the kernel that does its elementwise part.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
+
+from drivetrain_backend_fsdp.logit_kernels import Chunked, LogitKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +42,24 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
 
-    def logits(self, hidden: Tensor, temperature: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-        """``(tokens, vocabulary)`` in float32, divided by the temperature; in ``out`` where it is given.
+    def products(self, hidden: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """``x = h W^T + b``, ``(tokens, vocabulary)`` in float32; in ``out`` where it is given. Not differentiable.
 
-        Not differentiable.
+        Half precision weights round it to their dtype, but for devices whose products of them can be float32.
         """
-        if self.weight.dtype != torch.float32:
-            product = linear(hidden, self.weight, self.bias)
-            logits = product.float() if out is None else out.copy_(product)
-        elif self.bias is None:
-            logits = torch.mm(hidden, self.weight.t(), out=out)
-        else:
-            logits = torch.addmm(self.bias, hidden, self.weight.t(), out=out)
+        if self.weight.dtype == torch.float32:
+            if self.bias is None:
+                return torch.mm(hidden, self.weight.t(), out=out)
+            return torch.addmm(self.bias, hidden, self.weight.t(), out=out)
+        if _widens(hidden.device, hidden.dtype):
+            x = torch.mm(hidden, self.weight.t(), out_dtype=torch.float32, out=out)
+            return x if self.bias is None else x.add_(self.bias)
+        product = linear(hidden, self.weight, self.bias)
+        return product.float() if out is None else out.copy_(product)
+
+    def logits(self, hidden: Tensor, temperature: float = 1.0, *, out: Tensor | None = None) -> Tensor:
+        """``z``, as :meth:`products`: scaled, capped and divided by the temperature."""
+        logits = self.products(hidden, out=out)
         if self.softcap is not None:
             return logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / temperature)
         factor = self.scale / temperature
@@ -58,8 +67,9 @@ class Head:
 
 
 def token_log_probs(
-    hidden: Tensor, targets: Tensor, head: Head, *, temperature: float, chunk_tokens: int, entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+    hidden: Tensor, targets: Tensor, head: Head, *, temperature: float, chunk_tokens: int, entropy: bool,
+    kernel: type[LogitKernel] = Chunked,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Log-probability of each target, and the entropy of the distribution it belongs to.
 
     Args:
@@ -68,12 +78,13 @@ def token_log_probs(
         temperature: logits are divided by it.
         chunk_tokens: tokens whose logits exist at one time.
         entropy: whether to compute the second result; it is None otherwise.
+        kernel: does the elementwise part.
 
     Returns:
         ``(tokens,)`` in float32 each, differentiable in hidden states, weight and bias.
     """
     log_probs, entropies = _TokenLogProbs.apply(
-        hidden, head.weight, head.bias, targets, (head.scale, head.softcap, temperature), chunk_tokens, entropy
+        hidden, head.weight, head.bias, targets, (head.scale, head.softcap, temperature), chunk_tokens, entropy, kernel
     )
     return log_probs, entropies
 
@@ -82,87 +93,90 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, shape: Any, chunk: int,
-        entropy: bool,
+        entropy: bool, kernel: type[LogitKernel],
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         scale, softcap, temperature = shape
-        head = Head(weight=weight, bias=bias, scale=scale, softcap=softcap)
+        targets = targets.contiguous()
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
-        entropies = torch.empty_like(log_probs) if entropy else None
+        lse, entropies = torch.empty_like(log_probs), torch.empty_like(log_probs) if entropy else None
         logits = _buffer(hidden, weight, chunk)
-        spare = torch.empty_like(logits if entropy else logits[:0])
+        work = kernel(Head(weight=weight, bias=bias, scale=scale, softcap=softcap), temperature, logits)
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            z = head.logits(hidden[part], temperature, out=logits[: len(hidden[part])])
-            log_p = torch.log_softmax(z, dim=-1, out=z)
-            log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            if entropies is not None:
-                torch.sum(torch.exp(log_p, out=spare[: len(log_p)]).mul_(log_p), dim=-1, out=entropies[part]).neg_()
-        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
-        ctx.options = (shape, chunk)
-        ctx.logits = logits if any(ctx.needs_input_grad[:3]) else None  # log-probabilities of the last chunk
+            work.statistics(
+                hidden[part], targets[part], log_probs[part], lse[part], None if entropies is None else entropies[part]
+            )
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropies)
+        ctx.options = (shape, chunk, kernel)
+        ctx.logits = logits if any(ctx.needs_input_grad[:3]) else None  # what the kernel left of the last chunk
         ctx.set_materialize_grads(False)
         return log_probs, entropies
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Any, ...]:
-        hidden, weight, bias, targets, entropies = ctx.saved_tensors
-        (scale, softcap, temperature), chunk = ctx.options
+        hidden, weight, bias, targets, lse, entropies = ctx.saved_tensors
+        (scale, softcap, temperature), chunk, kernel = ctx.options
         if grad_log_probs is None and grad_entropies is None:
-            return (None,) * 7
-        head = Head(weight=weight, bias=bias, scale=scale, softcap=softcap)
+            return (None,) * 8
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        grad_log_probs = torch.zeros_like(lse) if grad_log_probs is None else grad_log_probs.contiguous()
+        # The gradient of the logits is `factor * inner`, the factor one number a token.
+        factors = torch.full_like(lse, scale / temperature)[:, None]
+        if grad_entropies is None:
+            factors *= -grad_log_probs[:, None]
+        else:
+            grad_entropies = grad_entropies.contiguous()
         kept, ctx.logits = ctx.logits, None
         logits = _buffer(hidden, weight, chunk) if kept is None else kept
-        spare = torch.empty_like(logits[:0] if grad_entropies is None and softcap is None else logits)
+        work = kernel(Head(weight=weight, bias=bias, scale=scale, softcap=softcap), temperature, logits)
         for start in reversed(range(0, len(hidden), chunk)):
             part = slice(start, start + chunk)
-            y, slope = targets[part, None], scale / temperature
-            z = logits[: len(y)]
-            if kept is None:
-                head.logits(hidden[part], temperature, out=z)
-            # The gradient of the logits is `factor * inner`, the factor one number a token.
-            if grad_entropies is None:
-                inner = torch.softmax(z, dim=-1, out=z) if kept is None else z.exp_()
-                inner.scatter_add_(1, y, torch.full_like(y, -1, dtype=inner.dtype))
-                factor = cast(Tensor, grad_log_probs)[part, None] * -slope
-                unused = spare
-            else:
-                log_p = torch.log_softmax(z, dim=-1, out=z) if kept is None else z
-                inner = torch.add(log_p, entropies[part, None], out=spare[: len(y)]).mul_(-grad_entropies[part, None])
-                if grad_log_probs is not None:
-                    inner -= grad_log_probs[part, None]
-                inner *= log_p.exp_()
-                if grad_log_probs is not None:
-                    inner.scatter_add_(1, y, grad_log_probs[part, None])
-                factor = inner.new_full((len(y), 1), slope)
-                unused = logits
+            factor = factors[part]
+            inner = work.gradient(
+                hidden[part], targets[part], lse[part], None if entropies is None else entropies[part],
+                grad_log_probs[part], None if grad_entropies is None else grad_entropies[part],
+                computed=kept is not None,
+            )  # fmt: skip
             kept = None
-            if softcap is not None:
-                bent = head.logits(hidden[part], out=unused[: len(y)]).div_(softcap)
-                inner.addcmul_(inner, bent.square_(), value=-1)
-            inner = inner.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = (inner @ weight) * factor
             if grad_weight is not None:
-                weighted = (hidden[part] * factor).to(weight.dtype)
-                if weight.dtype == torch.float32:
-                    grad_weight.addmm_(inner.t(), weighted)
-                else:
-                    grad_weight += inner.t() @ weighted
+                _add_product(grad_weight, inner.t(), (hidden[part] * factor).to(weight.dtype))
             if grad_bias is not None:
-                grad_bias += (inner.t().float() @ factor)[:, 0]
+                _add_product(grad_bias[:, None], inner.t(), factor.to(weight.dtype))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 
 def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     """Memory for the logits of one chunk."""
     return hidden.new_empty(min(chunk, len(hidden)), len(weight), dtype=torch.float32)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to a float32 matrix."""
+    if left.dtype == torch.float32:
+        total.addmm_(left, right)
+    elif _widens(total.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+@functools.cache
+def _widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of half precision matrices can be had, and added, in float32: asked of the device."""
+    part, total = torch.ones(16, 16, dtype=dtype, device=device), torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, part, part, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):  # torch, or its build for the device, has no such product
+        return False
+    return bool((total == 17).all())
