@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy core/src $(wildcard plugins/*/src)
 
 isolation: $(VENV)/.installed-test
-	$(BIN)/nox --session isolated
+	$(BIN)/nox --session isolation
 
 install: $(VENV)/.installed
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -32,41 +33,69 @@ TEST_COMPANIONS = {
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
     "optimizers": ("backend-fsdp",),
 }
-#: files of a suite that are enough to show that a plugin stands alone, where the rest of it starts clusters for minutes
-TEST_FILES = {"executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py")}
+#: files of a suite that are enough to show that a plugin stands alone, where the rest of it takes minutes
+TEST_FILES = {
+    "backend-fsdp": (
+        "test_fsdp_plugin.py", "test_fsdp_forward.py", "test_fsdp_update.py", "test_fsdp_state.py",
+        "test_fsdp_scores.py", "test_fsdp_ranks.py",
+    ),
+    "executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py"),
+}  # fmt: skip
 #: plugins whose suite needs what their extra `test` brings
 TEST_EXTRAS = ("backend-fsdp", "executor-ray", "trackers")
+
+#: sessions that last longest, and so begin first where several run at a time
+LONGEST = ("executor-ray", "backend-fsdp", "hybrid-engine", "algo-ppo", "tasks")
+#: set for a session whose base environment is made already
+BASE_IS_MADE = "DRIVETRAIN_BASE_IS_MADE"
 
 nox.options.sessions = ["isolated"]
 nox.options.default_venv_backend = "venv"
 
 
-def _base() -> Path:
-    """Make the base environment, unless it is there; returns its site-packages."""
-    python = BASE / "bin" / "python"
+def _make_base() -> None:
+    """Make the base environment, or bring the core in it up to date."""
+    pip = [str(BASE / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     if not (BASE / ".complete").exists():
         shutil.rmtree(BASE, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(BASE)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
         torch = ["torch==2.13.0+cpu"] if sys.platform == "linux" else ["torch"]
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
         subprocess.run([*pip, *torch], check=True)
         subprocess.run([*pip, "-c", str(CONSTRAINTS), f"{ROOT / 'core'}[test]", "hatchling"], check=True)
         (BASE / ".complete").touch()
     else:  # core may have changed; its dependencies are there
-        command = [str(python), "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(ROOT / "core")]
-        subprocess.run(command, check=True)
-    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(subprocess.run([str(python), "-c", script], check=True, capture_output=True, text=True).stdout.strip())
+        subprocess.run([*pip, "--force-reinstall", "--no-deps", str(ROOT / "core")], check=True)
+
+
+@nox.session(python=False)
+def isolation(session: nox.Session) -> None:
+    """All isolated sessions, as many at a time as there are cores; each one's output comes when it has ended."""
+    _make_base()
+    environment = {**os.environ, BASE_IS_MADE: "1"}
+
+    def run(package: str) -> bool:
+        command = [sys.executable, "-m", "nox", "--session", f"isolated(package='{package}')", "--", *session.posargs]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        print(done.stdout, flush=True)
+        return done.returncode == 0
+
+    order = sorted(PACKAGES, key=lambda package: (package not in LONGEST, package))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(run, order))
+    if failed := [package for package, fine in zip(order, passed) if not fine]:
+        session.error(f"{len(failed)} of {len(order)} failed: {', '.join(failed)}")
 
 
 @nox.session
 @nox.parametrize("package", PACKAGES)
 def isolated(session: nox.Session, package: str) -> None:
     """Run a plugin's tests with that plugin, core and its declared dependencies alone."""
-    base = _base()
+    if BASE_IS_MADE not in os.environ:
+        _make_base()
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    own = str(session.run("python", "-c", script, silent=True)).strip()
+    base, own = (str(session.run(python, "-c", script, silent=True, external=True)).strip()
+                 for python in (str(BASE / "bin" / "python"), "python"))  # fmt: skip
     (Path(own) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
     own_extra = f"{package}[test]" if package in TEST_EXTRAS else package
     session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name)

@@ -112,8 +112,8 @@ def logit_kernel(name: str | None, device: torch.device) -> type[LogitKernel]:
     runs = device.type == "cuda" and importlib.util.find_spec("triton") is not None
     if name == "triton" and not runs:
         raise UserError(f"Triton does not run on {device.type} here", where="backend.log_prob_kernel",
-                        mend="remove it; it takes a device of torch's type cuda and the package triton, which torch's builds"
-                             " for such devices bring")  # fmt: skip
+                        mend="remove it; it takes a device of torch's type cuda, and the package triton, which torch"
+                             " brings for such devices")  # fmt: skip
     if name == "chunked" or not runs:
         return Chunked
     from drivetrain_backend_fsdp.triton_kernel import Triton
