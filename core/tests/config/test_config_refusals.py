@@ -14,7 +14,8 @@ from drivetrain.errors import ConfigError, UserError
 from drivetrain.seam.registry import Registry
 
 TRAINER_KEYS = (
-    "steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, best_metric, best_is, health, eval"
+    "steps, seed, run_dir, eval_every, save_every, save_in_background, log_every, keep_checkpoints, best_metric, "
+    "best_is, health, eval"
 )
 
 

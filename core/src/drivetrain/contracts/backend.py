@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class TrainingBackend(ABC):
     the loss shares over micro-batches and ranks, whatever averaging its engine does by itself.
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
-    ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``,
+    ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.export``, ``backend.snapshot``,
     ``backend.param_offload`` and its kin. ``backend.reference`` is provided by settings: its config's
     ``provided_capabilities()`` has it where an adapter alone is trained.
     """
@@ -105,6 +105,17 @@ class TrainingBackend(ABC):
         Raises:
             drivetrain.NonFiniteError: a weight is NaN or infinite; such a checkpoint would be of no use.
         """
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what :meth:`save` writes to host memory, and return what writes it (capability ``snapshot``).
+
+        What is returned is called once, from another thread, with an existing folder, while this one goes on to train;
+        no later snapshot is taken before it is through.
+
+        Raises:
+            drivetrain.NonFiniteError: as :meth:`save`.
+        """
+        raise TypeError(f"backend {self.config.name!r} does not offer backend.snapshot")
 
     @abstractmethod
     def load(self, folder: Path) -> None:

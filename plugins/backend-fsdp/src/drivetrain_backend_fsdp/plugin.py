@@ -23,6 +23,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.live_module",
             "backend.weights",
             "backend.export",
+            "backend.snapshot",
         ),
     )
 
