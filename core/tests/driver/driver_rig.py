@@ -29,7 +29,7 @@ PLUGIN = """
 
     @hookimpl
     def drivetrain_backends():
-        yield BackendSpec(name="none", summary="", factory="no:no", provides=("backend.live_module",))
+        yield BackendSpec(name="none", summary="", factory="no:no", provides=("backend.live_module", "backend.snapshot"))
 
     @hookimpl
     def drivetrain_rollouts():
