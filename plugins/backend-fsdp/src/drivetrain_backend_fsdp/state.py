@@ -2,10 +2,6 @@
 
 A folder holds, for each rank, ``rank-0.safetensors`` and ``rank-0.json``. Any number of ranks can read what any other
 number wrote, for a rank reads the rows it needs from whatever files hold them. Nothing is pickled.
-
-The safetensors storage of ``torch.distributed.checkpoint`` (2.13) is not this: a number in the state makes a file that
-cannot be read, a file that is missing leaves rows as they were without an error, and writing takes twice the bytes of
-the shards in memory besides them. Its own storage pickles.
 """
 
 from __future__ import annotations
