@@ -28,7 +28,7 @@ from drivetrain.workers import ActorRolloutRefWorker
 class Backend:
     """Its one weight is the step that the session is at; ``write`` is called before a file is written."""
 
-    layout = RankLayout()
+    layout, offloads = RankLayout(), frozenset[str]()
 
     def __init__(self, session: NoModels) -> None:
         self.session = session

@@ -68,7 +68,7 @@ def tokenizer(folder: Path) -> None:
 def backend(
     folder: Path, *, rank: int = 0, world_size: int = 1, max_grad_norm: float | None = 1.0, learns: bool = True,
     model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, role: str = "actor",
-    section: OptimizerConfig | None = None, **options: Any,
+    section: OptimizerConfig | None = None, hardware: str = "cpu", **options: Any,
 ) -> FSDPBackend:  # fmt: skip
     """A backend that is ready to work, with AdamW unless ``section`` names another optimizer."""
     context = BackendContext(
@@ -76,7 +76,7 @@ def backend(
         model=ModelConfig(path=folder, **(model or {})),
         optimizer=(section or AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {}))) if learns else None,
         max_grad_norm=max_grad_norm,
-        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
+        hardware=resolve("hardware", hardware)(PluginConfig(name=hardware)),
         rank=rank,
         world_size=world_size,
         seed=5,
