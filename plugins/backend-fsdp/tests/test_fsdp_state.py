@@ -69,13 +69,13 @@ def test_what_a_snapshot_writes_is_the_state_that_it_was_taken_of(qwen2: Path, t
     assert buffers == {name: tensor.data_ptr() for name, tensor in made._copies._buffers.items()}
 
 
-@pytest.mark.parametrize("where", ["weight", "moment"])
-def test_what_is_not_finite_is_not_saved(qwen2: Path, tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(("where", "value"), [("weight", torch.inf), ("weight", torch.nan), ("moment", -torch.inf)])
+def test_what_is_not_finite_is_not_saved(qwen2: Path, tmp_path: Path, where: str, value: float) -> None:
     made = rig.backend(qwen2)
     step(made, 1)
     parameter = next(made.model.parameters())
     broken = parameter.data if where == "weight" else made.optimizer.state[parameter]["exp_avg"]
-    broken.view(-1)[3] = torch.inf
+    broken.view(-1)[3] = value
     for save in (lambda: made.save(tmp_path), made.snapshot):
         with pytest.raises(NonFiniteError, match="is not finite, so the model is not saved"):
             save()
