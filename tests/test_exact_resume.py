@@ -87,9 +87,16 @@ def kill_somewhere(process: subprocess.Popen[bytes], run_dir: Path, draw: random
 
 
 @pytest.mark.parametrize(
-    "name, how", [("sft", signal.SIGKILL), ("grpo", signal.SIGKILL), ("ppo", signal.SIGKILL), ("grpo", signal.SIGTERM)]
+    "name, how, background",
+    [
+        ("sft", signal.SIGKILL, False),
+        ("grpo", signal.SIGKILL, False),
+        ("ppo", signal.SIGKILL, True),
+        ("grpo", signal.SIGTERM, True),
+    ],
 )
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal.Signals) -> None:
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal.Signals, background: bool) -> None:
+    """Also one that writes checkpoints in the background, which are those of one that does not."""
     sft, grpo = tiny.write_configs(tmp_path)
     config, more = (sft if name == "sft" else grpo), ([] if name == "grpo" else [f"algorithm.name={name}"])
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -97,6 +104,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, name: str, how: signal
         warm_up(tmp_path)
     finish(start(config, whole, *more))
     assert numbers(whole)[-1]["train/grad_norm"] > 0
+    more = [*more, f"trainer.save_in_background={background}"]
 
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed of the kill points: {seed}")

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 import recorded
 import tiny
+import torch
+from safetensors.torch import load_file
+
+from drivetrain.driver import checkpoints
 
 STEPS = 11
 COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
@@ -63,10 +67,20 @@ def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, metrics
 
 
 def test_the_quickstart_runs_on_two_processes(tmp_path: Path) -> None:
+    """Its checkpoints, written in the background, are exported by one process."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train",
                "examples/quickstart/grpo.yaml", "executor.name=ray", "executor.processes=2", "trainer.steps=3",
-               f"trainer.run_dir={tmp_path / 'run'}"]  # fmt: skip
+               "trainer.save_every=1", "trainer.save_in_background=true", f"trainer.run_dir={tmp_path / 'run'}",
+               ]  # fmt: skip
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "placement: actor + rollout on 2 x " in done.stdout and "3 of 3 steps" in done.stdout
+    kept = checkpoints.complete(tmp_path / "run")
+    assert [folder.name for folder in kept] == ["step-000002", "step-000003"]
+    assert len(list((kept[-1] / "actor").glob("rank-*.safetensors"))) == 2
+    export = [*command[:3], "export", str(kept[-1]), str(tmp_path / "model"), "executor.name=local"]
+    subprocess.run(export, check=True, timeout=600)
+    whole = load_file(tmp_path / "model" / "model.safetensors")
+    parts = [load_file(path) for path in sorted((kept[-1] / "actor").glob("rank-*.safetensors"))]
+    assert all(tensor.equal(torch.cat([part[f"model.{name}"] for part in parts])) for name, tensor in whole.items())

@@ -14,7 +14,8 @@ from drivetrain.errors import ConfigError, UserError
 from drivetrain.seam.registry import Registry
 
 TRAINER_KEYS = (
-    "steps, seed, run_dir, eval_every, save_every, log_every, keep_checkpoints, best_metric, best_is, health, eval"
+    "steps, seed, run_dir, eval_every, save_every, save_in_background, log_every, keep_checkpoints, best_metric, "
+    "best_is, health, eval"
 )
 
 
@@ -81,6 +82,9 @@ def without(section: str) -> str:
                                            "  give each a label"]),
         ("trainer.eval_every=5", ["there is nothing to evaluate on (command line: trainer.eval_every)",
                                   "  add a section data.eval"]),
+        ("trainer.save_in_background=true", [
+            "backend 'mini' does not provide backend.snapshot (command line: trainer.save_in_background)",
+            "  set it to false"]),
         ("rollout=null", ["rollout is missing: the algorithm samples from the policy (command line: rollout)",
                           "  set rollout.name"]),
         ("ref={backend: {name: mini}}", ["algorithm 'group' with these settings has no role ref (command line: ref)",

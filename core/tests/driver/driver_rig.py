@@ -29,7 +29,8 @@ PLUGIN = """
 
     @hookimpl
     def drivetrain_backends():
-        yield BackendSpec(name="none", summary="", factory="no:no", provides=("backend.live_module",))
+        can = ("backend.live_module", "backend.snapshot")
+        yield BackendSpec(name="none", summary="", factory="no:no", provides=can)
 
     @hookimpl
     def drivetrain_rollouts():

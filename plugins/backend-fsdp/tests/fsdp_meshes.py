@@ -66,11 +66,16 @@ def sharded(rank: int, model: Path, llama: Path, folder: Path) -> None:
             "shards": fsdp_ranks.shards(made),
             "state": made.memory()["parameters"],
         }
+        if mode == "full":
+            (folder / "state-of-four").mkdir(exist_ok=True)
+            made.save(folder / "state-of-four")
         if mode == "hybrid":
             (folder / "state").mkdir(exist_ok=True)
-            made.save(folder / "state")
+            write = made.snapshot()
             made.export(folder / "export")
             seen["next"] = fsdp_ranks.update(made, rows)
+            write(folder / "state")  # what the update has not touched
+            dist.barrier()
             made.load(folder / "state")
             seen["again"] = fsdp_ranks.update(made, rows)
     seen["bfloat16"] = bfloat16(rank, model, rows)
@@ -107,12 +112,15 @@ def bfloat16(rank: int, model: Path, rows: slice) -> dict[str, Any]:
     }
 
 
-def resumed(rank: int, model: Path, folder: Path, checkpoint: Path) -> None:
+def resumed(rank: int, model: Path, folder: Path, *checkpoints: Path) -> None:
     """Go on, on each of two ranks, from what four ranks wrote."""
     start(rank, 2, folder)
     made = rig.backend(model, rank=rank, world_size=2, micro_batch_tokens=30, **STEP)
-    made.load(checkpoint)
-    finish(fsdp_ranks.update(made, share(rank, 2)), rank, folder)
+    seen = []
+    for checkpoint in checkpoints:
+        made.load(checkpoint)
+        seen.append(fsdp_ranks.update(made, share(rank, 2)))
+    finish(seen, rank, folder)
 
 
 class Counting:

@@ -81,11 +81,17 @@ def test_resumed_on_fewer_ranks(qwen2: Path, run: tuple, one: dict, tmp_path: Pa
     folder, ranks = run
     for rank in ranks:
         assert rank["again"] == rank["next"] == pytest.approx(one["next"], rel=2e-5)
-    multiprocessing.spawn(meshes.resumed, (qwen2, tmp_path, folder / "state"), nprocs=2)
+    written = folder / "state", folder / "state-of-four"
+    multiprocessing.spawn(meshes.resumed, (qwen2, tmp_path, *written), nprocs=2)
     for rank in range(2):
-        assert torch.load(tmp_path / f"seen-{rank}.pt") == pytest.approx(one["next"], rel=2e-5)
+        losses = torch.load(tmp_path / f"seen-{rank}.pt")
+        assert len(losses) == 2 and all(seen == pytest.approx(one["next"], rel=2e-5) for seen in losses)
     alone = rig.backend(qwen2, model={"init": "random"}, **meshes.STEP)
     alone.load(folder / "state")
+    alone.export(tmp_path / "export")
+    live, offline = (sorted(path for path in (at / "export").iterdir()) for at in (folder, tmp_path))
+    assert [path.name for path in live] == [path.name for path in offline]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(live, offline))
     assert fsdp_ranks.update(alone, slice(None)) == pytest.approx(one["next"], rel=2e-5)
     exported = dict(rig.plain(folder / "export").named_parameters())
     assert all(tensor.equal(ranks[3]["hybrid"]["weights"][name]) for name, tensor in exported.items())

@@ -44,15 +44,41 @@ def test_checkpoint_before_the_first_step(qwen2: Path, tmp_path: Path) -> None:
     assert step(fresh, 1) == loss
 
 
-@pytest.mark.parametrize("where", ["weight", "moment"])
-def test_what_is_not_finite_is_not_saved(qwen2: Path, tmp_path: Path, where: str) -> None:
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_what_a_snapshot_writes_is_the_state_that_it_was_taken_of(qwen2: Path, tmp_path: Path, lora) -> None:
+    made, said = rig.backend(qwen2, lora=lora), []
+    for number in (1, 2):  # the second copy takes the buffers of the first
+        step(made, number)
+        for name in ("saved", "copied"):
+            (tmp_path / f"{name}-{number}").mkdir()
+        made.save(tmp_path / f"saved-{number}")
+        write = made.snapshot()
+        buffers = {name: tensor.data_ptr() for name, tensor in made._copies._buffers.items()}
+        step(made, 8)  # weights, moments and counters go on
+        torch.rand(3)
+        write(tmp_path / f"copied-{number}")
+        said.append(files(tmp_path / f"copied-{number}"))
+        assert said[-1] == files(tmp_path / f"saved-{number}")
+        held = (*made.model.parameters(), *(v for s in made.optimizer.state.values() for v in s.values()))
+        assert not {tensor.data_ptr() for tensor in held} & set(buffers.values())
+    assert said[0] != said[1]
+    assert buffers == {name: tensor.data_ptr() for name, tensor in made._copies._buffers.items()}
+
+
+@pytest.mark.parametrize(("where", "value"), [("weight", torch.inf), ("weight", torch.nan), ("moment", -torch.inf)])
+def test_what_is_not_finite_is_not_saved(qwen2: Path, tmp_path: Path, where: str, value: float) -> None:
     made = rig.backend(qwen2)
     step(made, 1)
     parameter = next(made.model.parameters())
     broken = parameter.data if where == "weight" else made.optimizer.state[parameter]["exp_avg"]
-    broken.view(-1)[3] = torch.inf
-    with pytest.raises(NonFiniteError, match="is not finite, so the model is not saved"):
-        made.save(tmp_path)
+    broken.view(-1)[3] = value
+    for save in (lambda: made.save(tmp_path), made.snapshot):
+        with pytest.raises(NonFiniteError, match="is not finite, so the model is not saved"):
+            save()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -37,6 +37,7 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _sizes(run)
     yield from _capabilities(run, sections, registry)
     yield from _placement(run, registry.select("executors", run.executor.name).spec)
+    yield from _snapshots(run, registry)
     for key, _, section in sections:
         for problem in section.check(run, registry):
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
@@ -78,6 +79,14 @@ def _best(run: RunConfig) -> Iterator[Problem]:
         elif not trainer.eval_every or trainer.save_every % trainer.eval_every:
             yield Problem(key=key, what="steps are saved that are not evaluated",
                           mend="make trainer.save_every a multiple of trainer.eval_every")  # fmt: skip
+
+
+def _snapshots(run: RunConfig, registry: Registry) -> Iterator[Problem]:
+    names = {model.backend.name for model in (run.actor, run.critic) if model is not None}
+    for name in sorted(names) if run.trainer.save_in_background else ():
+        if "backend.snapshot" not in registry.select("backends", name).spec.provides:
+            yield Problem(key="trainer.save_in_background", what=f"backend {name!r} does not provide backend.snapshot",
+                          mend="set it to false")  # fmt: skip
 
 
 def _rewards(run: RunConfig, registry: Registry) -> Iterator[Problem]:

@@ -224,6 +224,11 @@ class TrainerConfig(Section):
     run_dir: Annotated[Path, Written()] = Field(Path("runs/run"), description="Run folder.")
     eval_every: int = Field(0, ge=0, description="Steps between evaluations on data.eval; 0: at start and end alone.")
     save_every: int = Field(0, ge=0, description="Steps between checkpoints; 0: at the end alone.")
+    save_in_background: bool = Field(
+        False,
+        description="Write checkpoints while training goes on: a step waits until the state is copied to the host's"
+        " memory, which holds it until the next save.",
+    )
     log_every: int = Field(1, gt=0, description="Steps between lines of metrics.")
     keep_checkpoints: int = Field(2, gt=0, description="Checkpoints that are kept; older ones are removed.")
     best_metric: str | None = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class TrainingBackend(ABC):
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
     ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.weight_shards``, ``backend.export``,
-    ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``. ``backend.reference`` is
+    ``backend.snapshot``, ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``. ``backend.reference`` is
     provided by settings: its config's ``provided_capabilities()`` has it where an adapter alone is trained.
 
     Attributes:
@@ -110,6 +110,17 @@ class TrainingBackend(ABC):
         Raises:
             drivetrain.NonFiniteError: a weight is NaN or infinite; such a checkpoint would be of no use.
         """
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what :meth:`save` writes to host memory, and return what writes it (capability ``snapshot``).
+
+        What is returned is called once, from another thread, with an existing folder, while this one goes on to train;
+        no later snapshot is taken before it is through.
+
+        Raises:
+            drivetrain.NonFiniteError: as :meth:`save`.
+        """
+        raise TypeError(f"backend {self.config.name!r} does not offer backend.snapshot")
 
     @abstractmethod
     def load(self, folder: Path) -> None:

@@ -27,28 +27,45 @@ def save(
     run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None],
     batches: Mapping[str, DataProto] = {},
 ) -> Path:  # fmt: skip
-    """Write a checkpoint.
+    """Write a checkpoint: :func:`begin` and :func:`commit`."""
+    begin(run_dir, step, state, write_models, batches)
+    return commit(run_dir, step)
+
+
+def begin(
+    run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None],
+    batches: Mapping[str, DataProto] = {},
+) -> None:  # fmt: skip
+    """Write a checkpoint aside, or the part of it that is not left to the background.
+
+    What runs that were killed left there is removed.
 
     Args:
         state: of the driver, as JSON values.
-        write_models: writes the models' state into the folder it is given.
+        write_models: writes the models' state into the folder it is given, or begins to.
         batches: of the algorithm's state, by name.
-
-    Returns:
-        the folder, which appears only when everything in it is complete.
     """
-    final = folder_of(run_dir, step)
-    aside = final.with_name(f".{final.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = _aside(run_dir, step)
+    for left in aside.parent.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
     aside.mkdir(parents=True)
     write_models(aside)
     for name, batch in batches.items():
         batch.save(aside / BATCHES / name)
     (aside / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+def commit(run_dir: Path, step: int) -> Path:
+    """Put the checkpoint that was begun in its place, all its files being there; returns its folder."""
+    aside, final = _aside(run_dir, step), folder_of(run_dir, step)
     (aside / CHECKSUMS_FILE).write_text(json.dumps(_checksums(aside), indent=2) + "\n", encoding="utf-8")
     _remove(final)
     aside.rename(final)
     return final
+
+
+def _aside(run_dir: Path, step: int) -> Path:
+    return folder_of(run_dir, step).with_name(f".step-{step:06d}.part")
 
 
 def complete(run_dir: Path) -> list[Path]:

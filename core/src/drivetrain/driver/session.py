@@ -124,10 +124,15 @@ class Session:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         return _by_name(max, _ranks(self.policy.call(method, *args)))
 
-    def save_models(self, folder: Path) -> None:
-        """Write the workers' state below ``folder``."""
+    def save_models(self, folder: Path, background: bool = False) -> None:
+        """Write the workers' state below ``folder``; in the background from copies that are there on return."""
         for group in self._groups():
-            group.call("save_checkpoint", folder)
+            group.call("save_checkpoint", folder, background)
+
+    def models_written(self, *, wait: bool) -> bool:
+        """Whether all ranks have written what :meth:`save_models` left to the background; raises if one could not."""
+        found = [group.call("checkpoint_written", wait) for group in self._groups()]
+        return all(all(ranks) if isinstance(ranks, list) else ranks for ranks in found)
 
     def load_models(self, folder: Path) -> None:
         """Read the workers' state of a checkpoint."""

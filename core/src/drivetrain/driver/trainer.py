@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.contracts.algorithm import Algorithm
-from drivetrain.contracts.observers import CheckpointSaved, StepEnded
+from drivetrain.contracts.observers import StepEnded
 from drivetrain.contracts.tracker import RunInfo, RunResult
 from drivetrain.driver import checkpoints
 from drivetrain.driver.evaluation import evaluate
 from drivetrain.driver.health import Health
+from drivetrain.driver.saving import Saving
 from drivetrain.driver.session import Session
 from drivetrain.driver.stats import batch_metrics
 from drivetrain.driver.tracking import Tracking
@@ -34,6 +35,7 @@ class Trainer:
         self.notes = tuple(notes)
         self.algorithm: Algorithm = resolve("algorithms", self.run.algorithm.name)(self.run.algorithm)
         self.health = Health(self.run.trainer.health)
+        self.saving = Saving(session, tracking, run_dir)
         self.metrics: dict[str, float] = {}
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> RunResult:
@@ -46,19 +48,22 @@ class Trainer:
             self._know_best_metric()
             self._log()
         stopping = stop()
-        while session.progress.step < steps and not stopping:
-            session.progress.step += 1
-            start = time.perf_counter()
-            prompts = session.train_prompts.next_batch(self.run.data.batch_prompts)  # 1. prompts
-            batch = self.algorithm.collect(session.roles, prompts)  # 2. what to learn from
-            learned = self.algorithm.learn(session.roles, batch)  # 3. learn
-            self._measure(batch, to_floats(learned), time.perf_counter() - start)
-            if self._due(self.run.trainer.eval_every):
-                self._evaluate()  # 4. held-out prompts
-            self._log()  # 5. numbers, before the checkpoint: what a run resumes from has been told
-            stopping = stop()  # asked once a step: a run that stops has saved the step
-            if self._due(self.run.trainer.save_every) or stopping:
-                self._save()  # 6. a checkpoint
+        with self.saving:
+            while session.progress.step < steps and not stopping:
+                session.progress.step += 1
+                start = time.perf_counter()
+                prompts = session.train_prompts.next_batch(self.run.data.batch_prompts)  # 1. prompts
+                batch = self.algorithm.collect(session.roles, prompts)  # 2. what to learn from
+                learned = self.algorithm.learn(session.roles, batch)  # 3. learn
+                self._measure(batch, to_floats(learned), time.perf_counter() - start)
+                if self._due(self.run.trainer.eval_every):
+                    self._evaluate()  # 4. held-out prompts
+                self._log()  # 5. numbers, before the checkpoint: what a run resumes from has been told
+                stopping = stop()  # asked once a step: a run that stops has saved the step
+                if self._due(self.run.trainer.save_every) or stopping:
+                    self._save()  # 6. a checkpoint
+                else:
+                    self.saving.advance()  # of an earlier step
         done = session.progress.step
         return RunResult(
             status="finished" if done >= steps else "interrupted", steps_done=done, steps_planned=steps,
@@ -113,10 +118,7 @@ class Trainer:
             "prompts": session.train_prompts.state_dict(), "health": self.health.state_dict(), "merit": self._merit(),
         }  # fmt: skip
         with session.phases("save", side="training"):
-            folder = checkpoints.save(self.run_dir, step, state, session.save_models, batches)
-            checkpoints.keep_last(self.run_dir, self.run.trainer.keep_checkpoints, step,
-                                  highest=self.run.trainer.best_is == "highest")  # fmt: skip
-        self.tracking.checkpoint_saved(CheckpointSaved(step=step, run_dir=self.run_dir, folder=folder))
+            self.saving.save(step, state, batches)
 
     def _know_best_metric(self) -> None:
         """Raises UserError if checkpoints are to be chosen by a metric that evaluations do not have."""

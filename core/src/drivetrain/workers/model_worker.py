@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.background import in_background
 from drivetrain.contracts.backend import BackendContext, TrainingBackend
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.errors import NonFiniteError
@@ -17,6 +19,8 @@ from drivetrain.workers.registration import register
 from drivetrain.workers.worker import Worker
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from drivetrain.config import ModelConfig, OptimizerConfig, PluginConfig
@@ -39,6 +43,7 @@ class ModelWorker(Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.backends: dict[str, TrainingBackend] = {}
+        self._writing: Future[None] | None = None
 
     def start_backend(
         self, role: str, section: PluginConfig, model: ModelConfig, optimizer: OptimizerConfig | None = None,
@@ -137,11 +142,24 @@ class ModelWorker(Worker):
         )
 
     @register()
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write the state of the model that learns below ``folder``."""
+    def save_checkpoint(self, folder: Path, background: bool = False) -> None:
+        """Write the state of the model that learns below ``folder``; or copy it, and write the copy in a thread."""
         (folder / self.learns).mkdir(parents=True, exist_ok=True)
+        backend = self.backends[self.learns]
         with self.phase("save", self.learns, *LEARNING):
-            self.backends[self.learns].save(folder / self.learns)
+            if background:
+                self._writing = in_background(partial(backend.snapshot(), folder / self.learns), "checkpoint")
+            else:
+                backend.save(folder / self.learns)
+
+    @register()
+    def checkpoint_written(self, wait: bool) -> bool:
+        """Whether what :meth:`save_checkpoint` writes in a thread is there; raises what the thread raised."""
+        assert self._writing is not None
+        if wait or self._writing.done():
+            self._writing.result()
+            return True
+        return False
 
     @register()
     def load_checkpoint(self, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -75,6 +75,7 @@ class FSDPBackend(TrainingBackend):
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
         self.skipped = 0  # updates in a row
+        self._copies = state.Copies()
         if not judges:
             models.verify(self.model, self.device, self.ranks)
         sharding.release(self.model)
@@ -282,8 +283,17 @@ class FSDPBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
+        self._state(state.on_host)(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        write = self._state(self._copies)
+        self.context.hardware.synchronize()
+        return write
+
+    def _state(self, copy: state.Copy) -> Callable[[Path], None]:
         self._shelves.need("parameters", "optimizer")
-        state.save(folder, self.model, self.optimizer, self.context.hardware.rng_state(), *self._position())
+        rng = self.context.hardware.rng_state()
+        return state.collect(self.model, self.optimizer, rng, *self._position(), copy)
 
     def load(self, folder: Path) -> None:
         self._shelves.need("parameters", "optimizer")

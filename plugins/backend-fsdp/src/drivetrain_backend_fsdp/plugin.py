@@ -24,6 +24,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.weights",
             "backend.weight_shards",
             "backend.export",
+            "backend.snapshot",
             "backend.param_offload",
             "backend.grad_offload",
             "backend.optimizer_offload",
