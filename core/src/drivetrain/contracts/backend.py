@@ -44,8 +44,9 @@ class TrainingBackend(ABC):
 
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
     ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.weight_shards``, ``backend.export``,
-    ``backend.snapshot``, ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``. ``backend.reference`` is
-    provided by settings: its config's ``provided_capabilities()`` has it where an adapter alone is trained.
+    ``backend.snapshot``, ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``.
+    ``backend.reference`` is provided by settings: its config's ``provided_capabilities()`` has it where an adapter
+    alone is trained.
 
     Attributes:
         offloads: parts that by its settings are on the device only while a call needs them; workers see to it.
