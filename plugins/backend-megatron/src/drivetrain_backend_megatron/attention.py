@@ -1,0 +1,89 @@
+"""Core attention on packed sequences with PyTorch's scaled dot product, in place of megatron-core's, which needs
+TransformerEngine for these.
+
+Sequences stand one after the other, each padded to a multiple of ``2 x cp`` tokens. A rank of context parallelism has of
+each sequence the chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much to compute;
+it gathers the keys and values of all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from drivetrain_backend_megatron.packing import PackedParams
+
+
+class CoreAttention(MegatronModule):
+    """Causal attention within each packed sequence; the interface is that of megatron-core's core attention."""
+
+    def __init__(
+        self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str,
+        attention_dropout: float | None = None, softmax_scale: float | None = None, cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(config=config)
+        self.group = pg_collection.cp
+        self.scale = softmax_scale
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None, packed_seq_params: PackedParams | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attend.
+
+        Args:
+            query: ``(tokens, heads, head_dim)`` of this rank.
+            key, value: ``(tokens, groups, head_dim)`` of this rank.
+
+        Returns:
+            ``(tokens, heads * head_dim)``
+        """
+        assert packed_seq_params is not None
+        ranks, rank = self.group.size(), self.group.rank()
+        both = torch.stack([key, value])
+        if ranks > 1:
+            both = _Gather.apply(both, self.group).index_select(1, packed_seq_params.order)
+        outputs, start = [], 0
+        for length in packed_seq_params.lengths:
+            chunk = length // (2 * ranks)
+            places = [(rank, chunk), (2 * ranks - 1 - rank, chunk)] if ranks > 1 else [(0, length)]
+            keys, values = both[:, start * ranks : start * ranks + length].unbind()
+            for place, size in places:
+                outputs.append(self._attend(query[start : start + size], keys, values, place * size))
+                start += size
+        return torch.cat(outputs).flatten(1)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, before: int) -> Tensor:
+        """Attention of consecutive queries, ``before`` of whose sequence's tokens stand before the first."""
+        seen = before + len(query)
+        mask = None
+        if before:
+            mask = torch.ones(len(query), seen, dtype=torch.bool, device=query.device).tril(before)
+        found = scaled_dot_product_attention(
+            query.transpose(0, 1)[None], keys[:seen].transpose(0, 1)[None], values[:seen].transpose(0, 1)[None],
+            attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=query.shape[1] != keys.shape[1],
+        )  # fmt: skip
+        return found[0].transpose(0, 1)
+
+
+class _Gather(torch.autograd.Function):
+    """The tokens of all ranks, rank by rank; gradients are summed over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(mine) for _ in range(group.size())]
+        dist.all_gather(parts, mine.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient.chunk(ctx.group.size(), 1)[ctx.group.rank()].contiguous(), None

@@ -1,0 +1,163 @@
+"""megatron-core's model for a Hugging Face config: the one place that knows GPTModel and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from drivetrain import UserError
+from drivetrain_backend_megatron.attention import CoreAttention
+from drivetrain_backend_megatron.config import MegatronConfig
+from drivetrain_backend_megatron.families import Family, Shape
+
+ROPE_TYPES = ("default", "linear", "llama3")  # those that change nothing but the frequencies
+
+if not hasattr(moe_utils, "te_general_gemm"):  # read, and not set, where there is no TransformerEngine
+    moe_utils.te_general_gemm = None
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm, whose weight's gradient is summed over the ranks that split the tokens."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Norm the last dimension."""
+        return nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+
+
+def transformer_config(
+    config: MegatronConfig, kind: Family, shape: Shape, model: Mapping[str, Any], *, dtype: torch.dtype, on_cpu: bool
+) -> TransformerConfig:
+    """megatron-core's options for a model.
+
+    Gradients are sums: losses are divided by global counts before they come to megatron-core.
+
+    Args:
+        model: entries of the Hugging Face config.
+        dtype: of weights and activations.
+    """
+    experts: dict[str, Any] = {}
+    if shape.experts:
+        experts = {
+            "num_moe_experts": shape.experts,
+            "moe_router_topk": model["num_experts_per_tok"],
+            "moe_router_load_balancing_type": "none",
+            "moe_router_dtype": "fp32",
+            "moe_ffn_hidden_size": shape.width,
+            "moe_grouped_gemm": False,
+        }
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.width,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=model["rms_norm_eps"],
+        qk_layernorm=kind.qk_norm,
+        add_bias_linear=False,
+        add_qkv_bias=kind.qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        use_cpu_initialization=on_cpu,
+        perform_initialization=False,  # weights are read
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        calculate_per_token_loss=True,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the one for such lengths, which is asked for without experts, too
+        transformer_impl=config.transformer_impl,
+        tensor_model_parallel_size=config.tensor_model_parallel_size,
+        pipeline_model_parallel_size=config.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=config.virtual_pipeline_model_parallel_size,
+        context_parallel_size=config.context_parallel_size,
+        expert_model_parallel_size=config.expert_model_parallel_size,
+        expert_tensor_parallel_size=config.expert_tensor_size,
+        sequence_parallel=config.sequence_parallel,
+        **experts,
+    )
+
+
+def build(options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig) -> list[GPTModel]:
+    """This rank's pieces of the model, in the order of their layers, with memory for weights but without contents.
+
+    The output layer gives this rank's part of the vocabulary, which is padded to a multiple of the ranks.
+
+    Raises:
+        drivetrain.UserError: for rotary frequencies that are not supported.
+    """
+    frequencies = _frequencies(hf_config)
+    layer = get_gpt_layer_local_spec(
+        num_experts=shape.experts or None, moe_grouped_gemm=False, qk_layernorm=options.qk_layernorm,
+        normalization="RMSNorm",
+    )  # fmt: skip
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = CoreAttention
+    if options.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    pieces = []
+    for stage in range(options.virtual_pipeline_model_parallel_size or 1):
+        vp_stage = stage if options.virtual_pipeline_model_parallel_size else None
+        layers = get_num_layers_to_build(options, vp_stage)
+        piece = GPTModel(
+            config=options,
+            transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm),
+            vocab_size=-(-shape.vocab // options.tensor_model_parallel_size) * options.tensor_model_parallel_size,
+            max_sequence_length=hf_config.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            parallel_output=True,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type="rope",
+            vp_stage=vp_stage,
+        )
+        rotary = piece.rotary_pos_emb
+        rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
+        pieces.append(piece)
+    return pieces
+
+
+def _frequencies(hf_config: PreTrainedConfig) -> Tensor:
+    """``(head_dim / 2,)`` the rotary frequencies, as transformers computes them."""
+    rope = hf_config.rope_parameters
+    kind = rope["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise UserError(f"backend megatron does not support rotary embeddings of the type {kind!r}", where="model.path",
+                        mend=f"use backend fsdp; supported are {', '.join(ROPE_TYPES)}")  # fmt: skip
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError("backend megatron does not support rotary embeddings of a part of each head",
+                        where="model.path", mend="use backend fsdp")  # fmt: skip
+    if kind == "default":
+        head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+        return 1.0 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    frequencies, _ = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
+    return frequencies

@@ -1,0 +1,121 @@
+"""Options of the backend. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from drivetrain import PluginConfig, Problem
+
+if TYPE_CHECKING:
+    from drivetrain import RunConfig
+    from drivetrain.seam.registry import Registry
+
+
+class MegatronConfig(PluginConfig):
+    """The section ``backend`` with ``name: megatron``."""
+
+    name: str = Field("megatron", description="Name of the plugin.")
+    tensor_model_parallel_size: int = Field(
+        1, gt=0, description="Ranks that share each layer's matrices (TP). Divides attention heads and key-value heads."
+    )
+    pipeline_model_parallel_size: int = Field(
+        1, gt=0, description="Stages of consecutive layers (PP). Divides the number of layers."
+    )
+    virtual_pipeline_model_parallel_size: int | None = Field(
+        None,
+        gt=1,
+        description="Pieces of layers that each stage holds, which interleave (VPP). Needs at least two stages, and"
+        " divides the layers of a stage.",
+    )
+    context_parallel_size: int = Field(
+        1, gt=0, description="Ranks that share each sequence's tokens (CP), whose keys and values all of them gather."
+    )
+    expert_model_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="Ranks that share a layer's experts (EP). Divides the number of experts, and the processes of a"
+        " stage.",
+    )
+    expert_tensor_parallel_size: int | None = Field(
+        None, gt=0, description="Ranks that share each expert's matrices (ETP). Omitted: tensor_model_parallel_size."
+    )
+    sequence_parallel: bool = Field(
+        False,
+        description="Split tokens over the ranks of tensor parallelism where they compute the same, in norms and"
+        " residuals. Experts with tensor parallelism need it.",
+    )
+    transformer_impl: Literal["local"] = Field(
+        "local", description="Whose layers the model is made of: megatron-core's own, with PyTorch's attention."
+    )
+
+    @property
+    def expert_tensor_size(self) -> int:
+        """Ranks that share each expert's matrices."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        yield from self.problems()
+        file = run.model.path / "config.json"
+        if file.is_file():
+            yield from self.model_problems(json.loads(file.read_text()))
+
+    def problems(self) -> Iterable[Problem]:
+        """What is wrong with the sizes among themselves."""
+        if self.virtual_pipeline_model_parallel_size and self.pipeline_model_parallel_size == 1:
+            yield Problem(key="virtual_pipeline_model_parallel_size", what="pieces of layers interleave over stages,"
+                          " and pipeline_model_parallel_size is 1", mend="remove it, or use at least 2 stages")  # fmt: skip
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            yield Problem(key="sequence_parallel", what="tokens are split over the ranks of tensor parallelism, and"
+                          " tensor_model_parallel_size is 1", mend="remove it, or use at least 2 ranks")  # fmt: skip
+
+    def model_problems(self, model: Mapping[str, Any]) -> Iterable[Problem]:
+        """What does not divide in a model.
+
+        Args:
+            model: content of a Hugging Face ``config.json``.
+        """
+        tp, pp, ep = (self.tensor_model_parallel_size, self.pipeline_model_parallel_size,
+                      self.expert_model_parallel_size)  # fmt: skip
+        heads, layers = model.get("num_attention_heads", 1), model.get("num_hidden_layers", 1)
+        experts, width = model.get("num_local_experts"), model.get("intermediate_size", 0)
+        yield from _divides("tensor_model_parallel_size", tp, heads, "attention heads")
+        yield from _divides("tensor_model_parallel_size", tp, model.get("num_key_value_heads") or heads,
+                            "key-value heads")  # fmt: skip
+        yield from _divides("pipeline_model_parallel_size", pp, layers, "layers")
+        if self.virtual_pipeline_model_parallel_size and layers % pp == 0:
+            yield from _divides("virtual_pipeline_model_parallel_size", self.virtual_pipeline_model_parallel_size,
+                                layers // pp, "layers of a stage")  # fmt: skip
+        if experts:
+            yield from _divides("expert_model_parallel_size", ep, experts, "experts")
+            yield from _divides("expert_tensor_parallel_size", self.expert_tensor_size, width, "columns of an expert")
+            if tp > 1 and not self.sequence_parallel:
+                yield Problem(key="sequence_parallel", what=f"experts with tensor_model_parallel_size {tp} need it",
+                              mend="set it to true")  # fmt: skip
+            return
+        yield from _divides("tensor_model_parallel_size", tp, width, "columns of the feed-forward layer")
+        for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            if (getattr(self, key) or 1) > 1:
+                yield Problem(key=key, what="the model has no experts", mend=f"remove {key}")
+
+    def sizes_problem(self, processes: int) -> str:
+        """Why so many processes do not fit the sizes; empty if they do."""
+        tp, pp, cp, ep = (self.tensor_model_parallel_size, self.pipeline_model_parallel_size,
+                          self.context_parallel_size, self.expert_model_parallel_size)  # fmt: skip
+        if processes % (tp * pp * cp):
+            return (f"{processes} processes are not a multiple of tensor {tp} x pipeline {pp} x context {cp} ="
+                    f" {tp * pp * cp} parallel ranks")  # fmt: skip
+        if processes % (self.expert_tensor_size * ep * pp):
+            return (f"{processes} processes are not a multiple of expert tensor {self.expert_tensor_size} x expert {ep}"
+                    f" x pipeline {pp} = {self.expert_tensor_size * ep * pp} parallel ranks")  # fmt: skip
+        return ""
+
+
+def _divides(key: str, size: int, total: int, what: str) -> Iterable[Problem]:
+    if total % size:
+        fitting = ", ".join(str(n) for n in range(1, min(total, 64) + 1) if total % n == 0)
+        yield Problem(key=key, what=f"{size} does not divide the model's {total} {what}",
+                      mend=f"{total} is divisible by {fitting}")  # fmt: skip

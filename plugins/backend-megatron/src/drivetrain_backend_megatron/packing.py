@@ -1,0 +1,66 @@
+"""Sequences packed one after the other, and the share of them that a rank of context parallelism has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+
+@dataclass
+class PackedParams(PackedSeqParams):  # type: ignore[misc]
+    """megatron-core's description of packed sequences, with what is known on the host.
+
+    Attributes:
+        lengths: of the sequences with their padding, over all ranks of context parallelism.
+        order: ``(tokens,)`` the places of the tokens in those of all ranks, one rank after the other.
+    """
+
+    lengths: tuple[int, ...] = ()
+    order: Tensor | None = None
+
+
+def packed_params(
+    lengths: Sequence[int], device: torch.device, *, cp: int = 1, multiple: int = 1
+) -> PackedParams:
+    """Describe packed sequences.
+
+    Each is padded at its end to a multiple of ``2 cp`` with context parallelism, and the last one further until every
+    rank's share of all is a multiple of ``multiple``.
+
+    Args:
+        lengths: tokens of each sequence.
+        cp: ranks of context parallelism.
+        multiple: ranks that split the tokens of a rank further (sequence parallelism).
+    """
+    unit = 2 * cp if cp > 1 else 1
+    padded = [-(-length // unit) * unit for length in lengths]
+    while sum(padded) // cp % multiple:
+        padded[-1] += unit
+    ends = torch.tensor([0, *padded], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    order = None
+    if cp > 1:
+        order = torch.empty(sum(padded), dtype=torch.long)
+        size = sum(padded) // cp
+        for rank in range(cp):
+            order[places(padded, cp=cp, rank=rank)] = torch.arange(size) + rank * size
+        order = order.to(device)
+    return PackedParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=max(padded), max_seqlen_kv=max(padded),
+        lengths=tuple(padded), order=order,
+    )  # fmt: skip
+
+
+def places(padded: Sequence[int], *, cp: int, rank: int) -> Tensor:
+    """``(tokens / cp,)`` the places in the packed tokens of those that a rank has."""
+    if cp == 1:
+        return torch.arange(sum(padded))
+    mine, start = [], 0
+    for length in padded:
+        chunks = torch.arange(start, start + length).view(2 * cp, -1)
+        mine += [chunks[rank], chunks[2 * cp - 1 - rank]]
+        start += length
+    return torch.cat(mine)
