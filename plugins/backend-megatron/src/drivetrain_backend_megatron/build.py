@@ -102,6 +102,9 @@ def transformer_config(
         expert_model_parallel_size=config.expert_model_parallel_size,
         expert_tensor_parallel_size=config.expert_tensor_size,
         sequence_parallel=config.sequence_parallel,
+        # with pieces that interleave, two ranks exchange in both directions at a time: each needs messages of its own
+        overlap_p2p_comm=config.virtual_pipeline_model_parallel_size is not None,
+        batch_p2p_comm=config.virtual_pipeline_model_parallel_size is None,
         **experts,
     )
 
@@ -140,6 +143,9 @@ def build(options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig)
             position_embedding_type="rope",
             vp_stage=vp_stage,
         )
+        for name, parameter in piece.named_parameters():
+            if ".local_experts." in name:  # unsaid with one expert rank, whose gradients tensor ranks may have parts of
+                parameter.allreduce = False
         rotary = piece.rotary_pos_emb
         rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
         pieces.append(piece)

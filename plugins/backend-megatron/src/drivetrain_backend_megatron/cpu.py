@@ -6,6 +6,7 @@ device of a tensor, and keeps random states and streams of CUDA. Inside :func:`s
 * tensors that are asked for on, or moved to, a CUDA device are on the CPU, and pinned memory is plain memory;
 * the current device is the CPU; streams and events do nothing, for work on a CPU is done when a call returns;
 * the random state of "CUDA" is that of the CPU;
+* ranks may gather, or sum and scatter, tensors of different lengths, which gloo does not do;
 * the mixture's token dispatcher gets its splits as arrays, which on a device come with the copy to the host;
 * functions that it compiles run as they are written, for a compiler of C++ need not be there.
 
@@ -20,8 +21,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import token_dispatcher
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -69,6 +72,34 @@ def _is_cuda(device: Any) -> bool:
     return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
 
 
+def _all_gather(outputs: list[Tensor], mine: Tensor, group: Any = None, async_op: bool = False) -> Any:
+    """Of tensors of different lengths, too."""
+    if len({len(output) for output in outputs}) == 1:
+        return _gloo_all_gather(outputs, mine, group=group, async_op=async_op)
+    longest = max(len(output) for output in outputs)
+    padded = mine.new_zeros(longest, *mine.shape[1:])
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in outputs]
+    _gloo_all_gather(parts, padded, group=group)
+    for output, part in zip(outputs, parts, strict=True):
+        output.copy_(part[: len(output)])
+    return None
+
+
+def _reduce_scatter(output: Tensor, inputs: list[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None,
+                    async_op: bool = False) -> Any:  # fmt: skip
+    """Of tensors of different lengths, too."""
+    if len({len(part) for part in inputs}) == 1:
+        return _gloo_reduce_scatter(output, inputs, op=op, group=group, async_op=async_op)
+    total = torch.cat(inputs)
+    dist.all_reduce(total, op=op, group=group)
+    output.copy_(total.split([len(part) for part in inputs])[dist.get_rank(group)])
+    return None
+
+
+_gloo_all_gather, _gloo_reduce_scatter = dist.all_gather, dist.reduce_scatter
+
+
 def _as_array(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
@@ -110,6 +141,7 @@ def stand_in() -> Iterator[None]:
     with (
         _replaced(torch.cuda, **cuda),
         _replaced(megatron_random, **tracker),
+        _replaced(dist, all_gather=_all_gather, reduce_scatter=_reduce_scatter),
         _replaced(token_dispatcher, maybe_move_tensor_to_cpu=_as_array),
         torch.compiler.set_stance("force_eager"),
         _OnCPU(),

@@ -1,0 +1,30 @@
+"""Gradients as sums: over micro-batches, data and context parallelism, and wherever ranks share a parameter.
+
+megatron-core averages by default. With ``calculate_per_token_loss`` it sums, and would divide by a count of tokens at
+the end; losses here are divided by global counts before they come to it, so there is nothing left to divide by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from torch import nn
+
+
+def wrapped(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
+    """The pieces with float32 buffers ``main_grad`` for their gradients, which :func:`pipeline.run` fills."""
+    options = pieces[0].config
+    options.finalize_model_grads_func = _finalize
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False, check_for_nan_in_grad=False,
+        average_in_collective=False,
+    )  # fmt: skip
+    return [DistributedDataParallel(options, settings, piece, disable_bucketing=number > 0)
+            for number, piece in enumerate(pieces)]  # fmt: skip
+
+
+def _finalize(pieces: list[nn.Module], tokens: Any = None, **options: Any) -> None:
+    finalize_model_grads(pieces, None, **options)
