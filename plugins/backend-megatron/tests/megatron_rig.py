@@ -149,7 +149,7 @@ def compare(folder: Path, config: MegatronConfig, expected: Reference) -> Seen:
         pipeline.run(gradients.wrapped(made.pieces), micro_batches(where.dp), loss, forward_only=False)
         worst, largest = 0.0, max(float(g.abs().max()) for g in expected.gradients.values())
         for name, parameter in weights.held(made.pieces).items():
-            for part in made.table[name].slices(*weights._share(made.table[name])):
+            for part in made.table[name].slices(*weights.share(made.table[name])):
                 wanted = expected.gradients[part.name].narrow(part.dim, part.start, part.stop - part.start)
                 got = parameter.main_grad[part.at : part.at + part.rows]
                 worst = max(worst, float((got - wanted).abs().max()))
@@ -193,6 +193,9 @@ def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[st
                                * config.context_parallel_size)  # fmt: skip
         expected = torch.load(folder / f"{name}-{copies}.pt", weights_only=False)
         seen.append(compare(folder / name, config, Reference(*expected)))
+        layouts: list[Any] = [None] * processes
+        dist.all_gather_object(layouts, parallel.layout())
+        assert len({(place.dp, place.tp, place.pp, place.cp) for place in layouts}) == processes
         parallel_state.destroy_model_parallel()
     torch.save([tuple(found) for found in seen], folder / f"seen-{processes}-{rank}.pt")
     dist.barrier()

@@ -66,7 +66,11 @@ def test_ranks_equal_transformers(models: Path, processes: int) -> None:
     wrong = []
     for number, case in enumerate(CASES[processes]):
         seen = [rig.Seen(*rank[number]) for rank in ranks]
-        if (max(rank.logits for rank in seen) > 4e-6 or max(rank.gradients for rank in seen) > 2e-6
-                or not all(rank.weights for rank in seen) or not any(rank.micro_batches for rank in seen)):
+        if (
+            max(rank.logits for rank in seen) > 4e-6
+            or max(rank.gradients for rank in seen) > 2e-6
+            or not all(rank.weights for rank in seen)
+            or not any(rank.micro_batches for rank in seen)
+        ):
             wrong.append((named(case), seen))
     assert not wrong

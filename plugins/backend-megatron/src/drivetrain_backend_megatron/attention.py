@@ -1,9 +1,9 @@
 """Core attention on packed sequences with PyTorch's scaled dot product, in place of megatron-core's, which needs
 TransformerEngine for these.
 
-Sequences stand one after the other, each padded to a multiple of ``2 x cp`` tokens. A rank of context parallelism has of
-each sequence the chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much to compute;
-it gathers the keys and values of all ranks.
+Sequences stand one after the other. With ``cp`` ranks of context parallelism each is padded to a multiple of ``2 cp``
+tokens, and rank ``r`` has its chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much
+to compute; it gathers the keys and values of all ranks.
 """
 
 from __future__ import annotations

@@ -164,6 +164,7 @@ def _frequencies(hf_config: PreTrainedConfig) -> Tensor:
                         where="model.path", mend="use backend fsdp")  # fmt: skip
     if kind == "default":
         head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
-        return 1.0 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    frequencies, _ = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
+        powers = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        return torch.as_tensor(1.0 / rope["rope_theta"] ** powers)
+    frequencies: Tensor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))[0]
     return frequencies

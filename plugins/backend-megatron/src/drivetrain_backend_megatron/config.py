@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from drivetrain import PluginConfig, Problem
+from drivetrain import PluginConfig, Problem, UserError
+from drivetrain_backend_megatron.families import family
 
 if TYPE_CHECKING:
     from drivetrain import RunConfig
@@ -66,8 +67,9 @@ class MegatronConfig(PluginConfig):
     def problems(self) -> Iterable[Problem]:
         """What is wrong with the sizes among themselves."""
         if self.virtual_pipeline_model_parallel_size and self.pipeline_model_parallel_size == 1:
-            yield Problem(key="virtual_pipeline_model_parallel_size", what="pieces of layers interleave over stages,"
-                          " and pipeline_model_parallel_size is 1", mend="remove it, or use at least 2 stages")  # fmt: skip
+            what = "pieces of layers interleave over stages, and pipeline_model_parallel_size is 1"
+            yield Problem(key="virtual_pipeline_model_parallel_size", what=what,
+                          mend="remove it, or use at least 2 stages")  # fmt: skip
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             yield Problem(key="sequence_parallel", what="tokens are split over the ranks of tensor parallelism, and"
                           " tensor_model_parallel_size is 1", mend="remove it, or use at least 2 ranks")  # fmt: skip
@@ -78,6 +80,11 @@ class MegatronConfig(PluginConfig):
         Args:
             model: content of a Hugging Face ``config.json``.
         """
+        try:
+            family(model)
+        except UserError as error:
+            yield Problem(key="name", what=error.what, mend=error.mend)
+            return
         tp, pp, ep = (self.tensor_model_parallel_size, self.pipeline_model_parallel_size,
                       self.expert_model_parallel_size)  # fmt: skip
         heads, layers = model.get("num_attention_heads", 1), model.get("num_hidden_layers", 1)

@@ -1,4 +1,4 @@
-"""Families of models: how megatron-core's parameters are made of the tensors of a Hugging Face folder. Imports no torch.
+"""Families: how megatron-core's parameters are made of the tensors of a Hugging Face folder. Imports no torch.
 
 Every parameter of a rank is some slices of a folder's tensors, one below the other. That serves both ways: a rank reads
 these slices, and whoever has the parameters of all ranks puts the slices back into whole tensors.
@@ -41,9 +41,9 @@ class Parameter:
 
     Attributes:
         tensors: names and shapes of the folder's tensors that it is made of.
-        split: what ranks of tensor parallelism have shares of. ``rows``: of each tensor; the first ranks have the larger
-            shares, and what is missing in those of the last ones is padding. ``columns``. ``groups``: key-value groups,
-            each with the rows of its queries, of its key and of its value. ``none``: every rank has it all.
+        split: what ranks of tensor parallelism have shares of. ``rows``: of each tensor; what is missing in the shares
+            of the last ranks is padding. ``columns``: of the one tensor. ``groups``: key-value groups, each with the
+            rows of its queries, of its key and of its value. ``none``: every rank has it all.
         groups: key-value groups of the model.
         expert: whether the ranks are those of expert tensor parallelism.
         tied: the name of another parameter that this one is a copy of.
@@ -142,7 +142,7 @@ def family(model: Mapping[str, Any]) -> Family:
     """
     found = FAMILIES.get(model["model_type"])
     if found is None:
-        raise UserError(f"backend megatron does not know models of the type {model['model_type']!r}", where="model.path",
+        raise UserError(f"backend megatron does not know models of type {model['model_type']!r}", where="model.path",
                         mend=f"use backend fsdp, or a model of one of the types {', '.join(FAMILIES)}")  # fmt: skip
     for key, allowed in found.must_be.items():
         if model.get(key, allowed[0]) not in allowed:

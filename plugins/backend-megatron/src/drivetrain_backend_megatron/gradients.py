@@ -19,8 +19,8 @@ def wrapped(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
     options = pieces[0].config
     options.finalize_model_grads_func = _finalize
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False, check_for_nan_in_grad=False,
-        average_in_collective=False,
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False,
+        check_for_nan_in_grad=False, average_in_collective=False,
     )  # fmt: skip
     return [DistributedDataParallel(options, settings, piece, disable_bucketing=number > 0)
             for number, piece in enumerate(pieces)]  # fmt: skip

@@ -23,9 +23,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
     order: Tensor | None = None
 
 
-def packed_params(
-    lengths: Sequence[int], device: torch.device, *, cp: int = 1, multiple: int = 1
-) -> PackedParams:
+def packed_params(lengths: Sequence[int], device: torch.device, *, cp: int = 1, multiple: int = 1) -> PackedParams:
     """Describe packed sequences.
 
     Each is padded at its end to a multiple of ``2 cp`` with context parallelism, and the last one further until every

@@ -23,7 +23,7 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
         drivetrain.RunError: the processes do not divide, or another model of this process is parallel in another way.
     """
     if not dist.is_initialized():
-        dist.init_process_group(communication_backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(communication_backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     if problem := config.sizes_problem(dist.get_world_size()):
         raise RunError(problem, where="backend megatron", mend="let the sizes multiply to a divisor of the processes")
     if not parallel_state.model_parallel_is_initialized():

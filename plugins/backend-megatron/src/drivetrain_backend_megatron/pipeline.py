@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 from torch import Tensor, nn
 
 from drivetrain_backend_megatron.packing import PackedParams, packed_params, places
@@ -33,7 +33,7 @@ def run(
             of a loss.
     """
     device = next(pieces[0].parameters()).device
-    options = _inner(pieces[0]).config
+    options = get_model_config(pieces[0])
     cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     multiple = options.tensor_model_parallel_size if options.sequence_parallel else 1
 
@@ -60,9 +60,3 @@ def run(
         micro_batch_size=1,
         forward_only=forward_only,
     )  # fmt: skip
-
-
-def _inner(piece: nn.Module) -> GPTModel:
-    while hasattr(piece, "module"):
-        piece = piece.module
-    return piece

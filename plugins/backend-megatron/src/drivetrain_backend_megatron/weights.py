@@ -10,15 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
 from drivetrain_backend_megatron.families import Parameter, Slice
 
 
-def held(pieces: Sequence[nn.Module]) -> dict[str, Tensor]:
+def held(pieces: Sequence[GPTModel]) -> dict[str, Tensor]:
     """This rank's parameters, by their names in the whole model."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
@@ -34,7 +35,7 @@ def held(pieces: Sequence[nn.Module]) -> dict[str, Tensor]:
     return found
 
 
-def _share(parameter: Parameter) -> tuple[int, int]:
+def share(parameter: Parameter) -> tuple[int, int]:
     """Which share of how many this rank has of a parameter."""
     if parameter.split == "none":
         return 0, 1
@@ -48,26 +49,29 @@ def _share(parameter: Parameter) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def load(pieces: Sequence[nn.Module], table: Mapping[str, Parameter], folder: Path) -> None:
+def load(pieces: Sequence[GPTModel], table: Mapping[str, Parameter], folder: Path) -> None:
     """Fill this rank's parameters from the safetensors of a folder, of which only its slices are read.
 
     Rows that pad the vocabulary become zero.
 
     Raises:
-        drivetrain.UserError: a tensor is missing, or has another shape than the config says.
+        drivetrain.UserError: a tensor is missing, has another shape than the config says, or differs from one that it
+            is tied to.
     """
+    tied = {parameter.tied for parameter in table.values()}
     with _Folder(folder) as stored:
         for name, target in held(pieces).items():
             parameter = table[name]
             filled = 0
-            for part in parameter.slices(*_share(parameter)):
+            for part in parameter.slices(*share(parameter)):
                 rows = stored.read(part)
                 target[part.at : part.at + part.rows].copy_(rows)
                 filled += part.rows
             target[filled:].zero_()
-            if parameter.tied and stored.differs("lm_head.weight", parameter, target[:filled]):
+            if name in tied and stored.differs("lm_head.weight", parameter, target[:filled]):
+                mend = "set tie_word_embeddings to false in its config.json"
                 raise UserError("lm_head.weight differs from the embedding, to which the config ties it",
-                                where="model.path", mend="set tie_word_embeddings to false in its config.json")  # fmt: skip
+                                where="model.path", mend=mend)  # fmt: skip
 
 
 class _Folder:
@@ -115,7 +119,7 @@ class _Folder:
         """Whether a tensor that need not be there is, with other contents than a parameter."""
         if name not in self._file_of:
             return False
-        (part,) = parameter.slices(*_share(parameter))
+        (part,) = parameter.slices(*share(parameter))
         stored = self._opened(self._file_of[name]).get_slice(name)
         return not stored[part.start : part.stop].to(own).equal(own)
 
@@ -126,7 +130,7 @@ class _Folder:
 class Gatherer:
     """Puts whole tensors together from the parameters of the ranks that share a copy of the model."""
 
-    def __init__(self, pieces: Sequence[nn.Module], table: Mapping[str, Parameter]) -> None:
+    def __init__(self, pieces: Sequence[GPTModel], table: Mapping[str, Parameter]) -> None:
         """Learn which rank holds what: a collective call."""
         self.table = table
         self.mine = held(pieces)
@@ -138,7 +142,7 @@ class Gatherer:
 
     def _exchange(self, expert: bool, group: Any) -> None:
         own = {
-            name: (_share(self.table[name])[0], dist.get_rank(), tuple(tensor.shape), tensor.dtype)
+            name: (share(self.table[name])[0], dist.get_rank(), tuple(tensor.shape), tensor.dtype)
             for name, tensor in self.mine.items()
             if self.table[name].expert == expert
         }
