@@ -20,7 +20,8 @@ VENDORS = {
     r"torch\.npu|torch_npu|\bhccl\b": {"plugins/hardware-ascend"},
 }  # fmt: skip
 #: where a vendor's device is named and none is asked
-NAMED = {"core/src/drivetrain/seam/first_party.py"}
+NAMED = {"core/src/drivetrain/seam/first_party.py",
+         "plugins/backend-megatron/src/drivetrain_backend_megatron/cpu.py"}  # fmt: skip
 
 
 def sources() -> list[Path]:

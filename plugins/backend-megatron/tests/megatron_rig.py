@@ -16,6 +16,7 @@ from transformers import models as transformers_models
 from drivetrain_backend_megatron import build, cpu, families, gradients, packing, parallel, pipeline, weights
 from drivetrain_backend_megatron.config import MegatronConfig
 
+CPU = torch.device("cpu")
 VOCAB = 51  # odd, so that two ranks have to pad it
 SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -113,8 +114,8 @@ def make(folder: Path, config: MegatronConfig) -> Made:
     entries = hf_config.to_dict()
     kind, shape = families.family(entries), families.Shape.of(entries)
     parallel.initialize(config, communication_backend="gloo", seed=5)
-    options = build.transformer_config(config, kind, shape, entries, dtype=torch.float32, on_cpu=True)
-    made = Made(build.build(options, shape, hf_config), families.parameters(kind, shape))
+    options = build.transformer_config(config, kind, shape, entries, dtype=torch.float32, device=CPU)
+    made = Made(build.build(options, shape, hf_config, CPU), families.parameters(kind, shape))
     weights.load(made.pieces, made.table, folder)
     return made
 

@@ -99,8 +99,8 @@ def test_bfloat16_weights_are_read_as_they_are(tmp_path: Path) -> None:
     entries = hf_config.to_dict()
     kind, shape = families.family(entries), families.Shape.of(entries)
     parallel.initialize(MegatronConfig(), communication_backend="gloo", seed=5)
-    options = build.transformer_config(MegatronConfig(), kind, shape, entries, dtype=torch.bfloat16, on_cpu=True)
-    made = rig.Made(build.build(options, shape, hf_config), families.parameters(kind, shape))
+    options = build.transformer_config(MegatronConfig(), kind, shape, entries, dtype=torch.bfloat16, device=rig.CPU)
+    made = rig.Made(build.build(options, shape, hf_config, rig.CPU), families.parameters(kind, shape))
     weights.load(made.pieces, made.table, folder)
     stored = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     for entry in weights.Gatherer(made.pieces, made.table).entries():

@@ -33,8 +33,7 @@ class RMSNorm(nn.Module):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -43,7 +42,13 @@ class RMSNorm(nn.Module):
 
 
 def transformer_config(
-    config: MegatronConfig, kind: Family, shape: Shape, model: Mapping[str, Any], *, dtype: torch.dtype, on_cpu: bool
+    config: MegatronConfig,
+    kind: Family,
+    shape: Shape,
+    model: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> TransformerConfig:
     """megatron-core's options for a model.
 
@@ -52,6 +57,7 @@ def transformer_config(
     Args:
         model: entries of the Hugging Face config.
         dtype: of weights and activations.
+        device: where the model is.
     """
     experts: dict[str, Any] = {}
     if shape.experts:
@@ -83,7 +89,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
-        use_cpu_initialization=on_cpu,
+        use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,  # weights are read
         persist_layer_norm=False,
         bias_activation_fusion=False,
@@ -109,7 +115,9 @@ def transformer_config(
     )
 
 
-def build(options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig) -> list[GPTModel]:
+def build(
+    options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig, device: torch.device
+) -> list[GPTModel]:
     """This rank's pieces of the model, in the order of their layers, with memory for weights but without contents.
 
     The output layer gives this rank's part of the vocabulary, which is padded to a multiple of the ranks.
@@ -131,18 +139,19 @@ def build(options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig)
     for stage in range(options.virtual_pipeline_model_parallel_size or 1):
         vp_stage = stage if options.virtual_pipeline_model_parallel_size else None
         layers = get_num_layers_to_build(options, vp_stage)
-        piece = GPTModel(
-            config=options,
-            transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm),
-            vocab_size=-(-shape.vocab // options.tensor_model_parallel_size) * options.tensor_model_parallel_size,
-            max_sequence_length=hf_config.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            parallel_output=True,
-            share_embeddings_and_output_weights=shape.tied,
-            position_embedding_type="rope",
-            vp_stage=vp_stage,
-        )
+        with device:  # of what does not say where it wants to be
+            piece = GPTModel(
+                config=options,
+                transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm),
+                vocab_size=-(-shape.vocab // options.tensor_model_parallel_size) * options.tensor_model_parallel_size,
+                max_sequence_length=hf_config.max_position_embeddings,
+                pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+                post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+                parallel_output=True,
+                share_embeddings_and_output_weights=shape.tied,
+                position_embedding_type="rope",
+                vp_stage=vp_stage,
+            )
         for name, parameter in piece.named_parameters():
             if ".local_experts." in name:  # unsaid with one expert rank, whose gradients tensor ranks may have parts of
                 parameter.allreduce = False
