@@ -194,7 +194,6 @@ class FSDPBackend(TrainingBackend):
             packed = filler(self.device, self.ranks)
         target = packed.target
         compute_dtype = self._compute_dtype
-        chunk_tokens = self.config.log_prob_chunk_tokens or (2048 if self.device.type == "cpu" else 1024)
 
         def consume(hidden: Tensor, head: Head | nn.Linear) -> dict[str, Tensor]:
             if isinstance(head, nn.Linear):
@@ -205,8 +204,8 @@ class FSDPBackend(TrainingBackend):
                         scale=head.scale, softcap=head.softcap)  # fmt: skip
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
-                    hidden.to(dtype), target, head, temperature=temperature, chunk_tokens=chunk_tokens,
-                    entropy="entropy" in outputs, kernel=self.log_prob_kernel,
+                    hidden.to(dtype), target, head, temperature=temperature, entropy="entropy" in outputs,
+                    chunk_tokens=self.config.log_prob_chunk_tokens, kernel=self.log_prob_kernel,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 

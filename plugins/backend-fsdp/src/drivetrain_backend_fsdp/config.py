@@ -53,11 +53,8 @@ class FSDPConfig(PluginConfig):
         description="Tokens of one packed micro-batch; a longer sequence travels alone. Omitted: 2048 on a CPU, whose"
         " caches hold little, and 16384 elsewhere.",
     )
-    log_prob_chunk_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="Tokens whose logits over the vocabulary exist at one time. Omitted: 2048 on a CPU, so that those"
-        " of a micro-batch need no second computation, and 1024 elsewhere.",
+    log_prob_chunk_tokens: int = Field(
+        2048, gt=0, description="Tokens whose logits over the vocabulary exist at one time."
     )
     gradient_checkpointing: bool = Field(
         False, description="Keep only each layer's input for the backward pass and compute the layer again."
