@@ -19,7 +19,9 @@ from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
+from drivetrain_backend_fsdp.compiling import compile_layers
 from drivetrain_backend_fsdp.critic import values_of
+from drivetrain_backend_fsdp.kernels import KERNELS
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
 from drivetrain_backend_fsdp.objective import Columns, Objective
 from drivetrain_backend_fsdp.packing import Packed, Tokens, filler, micro_batches, pack
@@ -48,12 +50,17 @@ class FSDPBackend(TrainingBackend):
         self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
         self.ranks = ulysses.join(context, self.config.sequence_parallel, self.device)
         judges = context.role == "reward"
-        model = classifier.load(context) if judges else models.load(context)
+        kernel = KERNELS[self.config.attention]
+        dtype = self._compute_dtype or getattr(torch, context.model.dtype)
+        kernel.check(self.device, dtype, learns=context.optimizer is not None)
+        model = classifier.load(context) if judges else models.load(context, kernel)
         layers = models.decoder_layers(model)
         if self.config.lora is not None and context.optimizer is not None:
             lora.attach(model, layers, self.config.lora, role=context.role, seed=context.seed)
+        if self.config.compile:
+            compile_layers(layers, self.device)
         if self.config.gradient_checkpointing:
-            recompute(layers)
+            recompute(layers, selective=self.config.gradient_checkpointing == "selective")
         if context.world_size > 1:
             sharding.shard(
                 model, layers, device_type=self.device.type, world_size=context.world_size,
