@@ -28,6 +28,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 5}),
+    "qwen2_moe": ("Qwen2Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                               "shared_expert_intermediate_size": 24}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                               "head_dim": 16}),
     "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 5, "final_logit_softcapping": 5.0,
                           "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3", {"head_dim": 8, "sliding_window": 5, "final_logit_softcapping": 5.0}),
@@ -68,7 +72,7 @@ def tokenizer(folder: Path) -> None:
 def backend(
     folder: Path, *, rank: int = 0, world_size: int = 1, max_grad_norm: float | None = 1.0, learns: bool = True,
     model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None, role: str = "actor",
-    section: OptimizerConfig | None = None, **options: Any,
+    section: OptimizerConfig | None = None, hardware: str = "cpu", **options: Any,
 ) -> FSDPBackend:  # fmt: skip
     """A backend that is ready to work, with AdamW unless ``section`` names another optimizer."""
     context = BackendContext(
@@ -76,7 +80,7 @@ def backend(
         model=ModelConfig(path=folder, **(model or {})),
         optimizer=(section or AdamWConfig(**{"lr": 1e-2} | dict(optimizer or {}))) if learns else None,
         max_grad_norm=max_grad_norm,
-        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
+        hardware=resolve("hardware", hardware)(PluginConfig(name=hardware)),
         rank=rank,
         world_size=world_size,
         seed=5,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -20,12 +21,15 @@ def compile_layers(layers: Iterable[nn.Module], device: torch.device) -> None:
     """Let each layer run compiled while a packing is active; generation, of ever other shapes, stays as it is.
 
     Layers of one kind share their graphs. These break around attention, which goes by the packing. The number of tokens
-    is a variable of the graphs, so that rows of every length share them.
+    is a variable of the graphs, so that rows of every length share them; rows of one token, which ranks without work
+    run, have graphs of their own.
 
     Raises:
         drivetrain.UserError: when there is nothing that compiles for the device.
     """
     _check(device)
+    # One function of transformers wraps many others, and all graphs of these count as graphs of that one.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.attention))
     for layer in layers:
         layer.forward = _compiled(layer.forward)  # type: ignore[method-assign]
