@@ -103,15 +103,15 @@ class Ours:
     """The backend fsdp."""
 
     def __init__(self, folder: Path, hardware: Any, budget: int, recompute: bool, lr: float, **options: Any) -> None:
-        chosen = options.pop("checkpointing") if recompute else False
-        registry_backend, config = resolve("backends", "fsdp"), {"name": "fsdp", "gradient_checkpointing": chosen}
+        chosen = options.pop("checkpointing")
+        options |= {"name": "fsdp", "gradient_checkpointing": chosen if recompute else False}
         from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
 
         context = BackendContext(
             role="actor", model=ModelConfig(path=folder, dtype="bfloat16", init="random"),
             optimizer=AdamWConfig(lr=lr), max_grad_norm=1.0, hardware=hardware, rank=0, world_size=1, seed=0,
         )  # fmt: skip
-        self.made = registry_backend(FSDPConfig(**config, micro_batch_tokens=budget, **options), context)
+        self.made = resolve("backends", "fsdp")(FSDPConfig(**options, micro_batch_tokens=budget), context)
         with torch.device(hardware.device()):  # weights are drawn where they are needed
             self.made.initialize()
 
@@ -245,7 +245,8 @@ def main() -> None:
             whole, tokens = flops(config, lengths), sum(map(sum, lengths))
             for engine in given.engines:
                 try:
-                    made: Any = ENGINES[engine](Path(folder), hardware, given.budget, shape in given.recompute, 1e-6, **options)
+                    again = shape in given.recompute
+                    made: Any = ENGINES[engine](Path(folder), hardware, given.budget, again, 1e-6, **options)
                     made.log_probs(batch)
                     forward, update = (
                         measure(hardware, functools.partial(work, batch), made.optimizer, given.repeats)

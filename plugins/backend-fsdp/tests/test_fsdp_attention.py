@@ -20,7 +20,7 @@ from drivetrain_backend_fsdp import attention, flex
 from drivetrain_backend_fsdp.attention import Packing, Reach
 from drivetrain_backend_fsdp.config import FSDPConfig
 from drivetrain_backend_fsdp.flash import FlashAttention2, Varlen
-from drivetrain_backend_fsdp.flex import Flex, block_mask
+from drivetrain_backend_fsdp.flex import Flex
 from drivetrain_backend_fsdp.kernels import KERNELS
 from drivetrain_backend_fsdp.sdpa import Sdpa
 
@@ -141,9 +141,7 @@ def flash_attn_varlen_func(*tensors, softmax_scale=None, causal=False, window_si
     return reference(*tensors, scale=softmax_scale, window_size=window_size, softcap=softcap)
 
 
-@pytest.mark.parametrize(
-    "name, family", [("varlen", "qwen3"), ("varlen", "mixtral"), ("flash_attention_2", "gemma2")]
-)
+@pytest.mark.parametrize("name, family", [("varlen", "qwen3"), ("varlen", "mixtral"), ("flash_attention_2", "gemma2")])
 def test_flash_kernels_are_called_as_they_document(
     name: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

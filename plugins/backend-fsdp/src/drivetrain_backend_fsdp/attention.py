@@ -2,8 +2,8 @@
 
 While a packing is active (:func:`packed`), attention stays within the sequences of the packed row, by the kernel that
 the packing brings (:mod:`.kernels`). Outside, everything is as with ``sdpa``, so that the same module serves for
-generation. Where ranks share the packed row (:mod:`.ulysses`), tensors of ``tokens / ranks`` and all heads are exchanged
-for ones of all tokens and ``heads / ranks`` first, and the result back.
+generation. Where ranks share the packed row (:mod:`.ulysses`), tensors of ``tokens / ranks`` and all heads are
+exchanged for ones of all tokens and ``heads / ranks`` first, and the result back.
 """
 
 from __future__ import annotations

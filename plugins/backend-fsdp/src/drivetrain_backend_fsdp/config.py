@@ -115,11 +115,15 @@ class FSDPConfig(PluginConfig):
     def _selective_sees_operations(self) -> FSDPConfig:
         if self.gradient_checkpointing == "selective":
             if self.compile:
-                raise ValueError("gradient_checkpointing=selective sees no operation of compiled layers, which by"
-                                 " themselves keep products and compute what is cheap again: set it to false or full")
+                raise ValueError(
+                    "gradient_checkpointing=selective sees no operation of compiled layers, which by"
+                    " themselves keep products and compute what is cheap again: set it to false or full"
+                )
             if self.attention == "flex":
-                raise ValueError("gradient_checkpointing=selective does not see attention of flex, which is compiled:"
-                                 " set it to full, or attention to another kernel")
+                raise ValueError(
+                    "gradient_checkpointing=selective does not see attention of flex, which is compiled:"
+                    " set it to full, or attention to another kernel"
+                )
         return self
 
     def provided_capabilities(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class _Flash:
     def check(cls, device: torch.device, dtype: torch.dtype, *, learns: bool) -> None:
         if device.type != "cuda":
             raise UserError(f"{cls.name} runs on CUDA and ROCm devices, not on {device.type}", where=WHERE,
-                            mend="set it to sdpa or flex")  # fmt: skip
+                            mend="set it to sdpa")  # fmt: skip
         if dtype.itemsize != 2:
             raise UserError(f"{cls.name} computes in half precision, not in {str(dtype).removeprefix('torch.')}",
                             where=WHERE, mend="set backend.compute_dtype=bfloat16, or model.dtype=bfloat16",

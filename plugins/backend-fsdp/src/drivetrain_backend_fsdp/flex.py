@@ -90,7 +90,9 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _softcap(limit: float, device: torch.device) -> Callable[..., Tensor]:
-    bound = torch.tensor(limit, device=device)  # a number would become a variable of the compiled kernel, which it cannot
+    bound = torch.tensor(
+        limit, device=device
+    )  # a number would become a variable of the compiled kernel, which it cannot
 
     def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.tanh(score / bound) * bound

@@ -39,7 +39,7 @@ class Sdpa:
     ) -> Tensor:  # fmt: skip
         whole = None if reach is None else self._mask(reach, query.device)
         grouped_heads = query.shape[1] != key.shape[1]
-        # The kernels that save memory share key heads only where no mask is given and, but for the CPU, in half precision.
+        # Kernels that save memory share key heads only where no mask is given and, but for the CPU, in half precision.
         share = grouped_heads and whole is None and (query.device.type == "cpu" or query.dtype.itemsize == 2)
         outputs = []
         for group in self._groups:
