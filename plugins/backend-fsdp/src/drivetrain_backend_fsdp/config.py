@@ -116,8 +116,8 @@ class FSDPConfig(PluginConfig):
         if self.gradient_checkpointing == "selective":
             if self.compile:
                 raise ValueError(
-                    "gradient_checkpointing=selective sees no operation of compiled layers, which by"
-                    " themselves keep products and compute what is cheap again: set it to false or full"
+                    "gradient_checkpointing=selective sees no operation of compiled layers: set it to full or false,"
+                    " or compile to false"
                 )
             if self.attention == "flex":
                 raise ValueError(

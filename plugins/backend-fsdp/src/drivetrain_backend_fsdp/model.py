@@ -30,7 +30,7 @@ def load(context: BackendContext, kernel: type[Kernel]) -> PreTrainedModel:
     """Read the model that ``context.model`` describes, or draw its weights from the run's seed; on the host.
 
     Attention over packed sequences is by ``kernel``. For the role ``critic`` it is the model's trunk with a value head.
-    With several ranks it has no memory yet: :func:`drivetrain_backend_fsdp.loading.fill` gives it that, and its weights,
+    With several ranks it has no memory yet: :func:`drivetrain_backend_fsdp.loading.fill` gives it that, and weights,
     once it is sharded.
 
     Raises:
