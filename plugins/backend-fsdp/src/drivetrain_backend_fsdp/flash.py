@@ -31,7 +31,7 @@ class _Flash:
     @classmethod
     def check(cls, device: torch.device, dtype: torch.dtype, *, learns: bool) -> None:
         if device.type != "cuda":
-            raise UserError(f"{cls.name} runs on CUDA and ROCm devices, not on {device.type}", where=WHERE,
+            raise UserError(f"{cls.name} runs on devices of type cuda, not on {device.type}", where=WHERE,
                             mend="set it to sdpa")  # fmt: skip
         if dtype.itemsize != 2:
             raise UserError(f"{cls.name} computes in half precision, not in {str(dtype).removeprefix('torch.')}",
