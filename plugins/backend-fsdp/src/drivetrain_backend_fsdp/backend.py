@@ -19,7 +19,9 @@ from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, offload, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
+from drivetrain_backend_fsdp.compiling import compile_layers
 from drivetrain_backend_fsdp.critic import values_of
+from drivetrain_backend_fsdp.kernels import KERNELS
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
 from drivetrain_backend_fsdp.logit_kernels import logit_kernel
 from drivetrain_backend_fsdp.objective import Columns, Objective
@@ -52,13 +54,17 @@ class FSDPBackend(TrainingBackend):
         if config.cpu_offload and context.world_size == 1:
             raise UserError("one process shards nothing", where="backend.cpu_offload",
                             mend="set param_offload and optimizer_offload, or run in several processes")  # fmt: skip
+        kernel, dtype = KERNELS[config.attention], self._compute_dtype or getattr(torch, context.model.dtype)
+        kernel.check(self.device, dtype, learns=context.optimizer is not None)
         self.ranks = ulysses.join(context, config.sequence_parallel, self.device)
-        model = classifier.load(context) if judges else models.load(context)
+        model = classifier.load(context) if judges else models.load(context, kernel)
         layers = models.decoder_layers(model)
         if config.lora is not None and context.optimizer is not None:
             lora.attach(model, layers, config.lora, role=context.role, seed=context.seed)
+        if config.compile:
+            compile_layers(layers, self.device)
         if config.gradient_checkpointing:
-            recompute(layers)
+            recompute(layers, selective=config.gradient_checkpointing == "selective")
         if config.activation_offload:
             offload.spill(layers, pinned=self.device.type != "cpu")
         if context.world_size > 1:
