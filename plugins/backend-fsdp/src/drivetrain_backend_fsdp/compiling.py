@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import attention
+from drivetrain_backend_fsdp import attention, dynamo
 
 
 def compile_layers(layers: Iterable[nn.Module], device: torch.device) -> None:
@@ -28,8 +28,7 @@ def compile_layers(layers: Iterable[nn.Module], device: torch.device) -> None:
         drivetrain.UserError: when there is nothing that compiles for the device.
     """
     _check(device)
-    # One function of transformers wraps many others, and all graphs of these count as graphs of that one.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    dynamo.allow_graphs()
     AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.attention))
     for layer in layers:
         layer.forward = _compiled(layer.forward)  # type: ignore[method-assign]

@@ -139,8 +139,8 @@ class FSDPConfig(PluginConfig):
     def _go_together(self) -> FSDPConfig:
         selective = self.gradient_checkpointing == "selective"
         for clash, what in (
-            (selective and self.compile, "gradient_checkpointing=selective sees no operation of compiled layers: set it to"
-             " full or false, or compile to false"),
+            (selective and self.compile, "gradient_checkpointing=selective sees no operation of compiled layers: set it"
+             " to full or false, or compile to false"),
             (selective and self.attention == "flex", "gradient_checkpointing=selective does not see attention of flex,"
              " which is compiled: set it to full, or attention to another kernel"),
             (selective and self.activation_offload, "activation_offload does not reach what"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from drivetrain import UserError
+from drivetrain_backend_fsdp import dynamo
 
 if TYPE_CHECKING:
     from drivetrain_backend_fsdp.attention import Reach
@@ -89,10 +90,9 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
+@functools.cache
 def _softcap(limit: float, device: torch.device) -> Callable[..., Tensor]:
-    bound = torch.tensor(
-        limit, device=device
-    )  # a number would become a variable of the compiled kernel, which it cannot
+    bound = torch.tensor(limit, device=device)  # a number would become a variable of the compiled kernel: it cannot
 
     def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.tanh(score / bound) * bound
@@ -102,5 +102,6 @@ def _softcap(limit: float, device: torch.device) -> Callable[..., Tensor]:
 
 @functools.cache
 def _compiled() -> Any:
-    """One kernel for rows of every length."""
-    return torch.compile(flex_attention, dynamic=True)
+    """One kernel for rows of every length. What cannot be compiled is an error, not another kernel."""
+    dynamo.allow_graphs()
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
