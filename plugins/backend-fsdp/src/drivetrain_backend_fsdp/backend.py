@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,7 +83,8 @@ class FSDPBackend(TrainingBackend):
         self.skipped = 0  # updates in a row
         self._copies = state.Copies()
         if not judges:
-            models.verify(self.model, self.device, self.ranks)
+            with self._autocast() if kernel.half else nullcontext():  # float32 weights show more in float32
+                models.verify(self.model, self.device, self.ranks)
         sharding.release(self.model)
         self.optimizer: torch.optim.Optimizer | None = None
         if context.optimizer is None:

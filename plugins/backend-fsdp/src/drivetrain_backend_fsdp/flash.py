@@ -23,6 +23,7 @@ WHERE = "backend.attention"
 
 class _Flash:
     name: str
+    half = True
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.longest = max(lengths)

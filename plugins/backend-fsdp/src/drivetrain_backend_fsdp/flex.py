@@ -30,6 +30,8 @@ class Flex:
     """The kernel ``flex``: compiled on CUDA. On a CPU PyTorch has no backward pass of it, and it serves models that do
     not learn, as single operations with the scores of all pairs in memory."""
 
+    half = False
+
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class Kernel(Protocol):
-    """Causal attention within each sequence of one packed row."""
+    """Causal attention within each sequence of one packed row.
+
+    Attributes:
+        half: whether it computes in half precision alone.
+    """
+
+    half: bool
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         """``lengths`` of the row's sequences, longest first."""

@@ -162,10 +162,7 @@ def verify(model: PreTrainedModel, device: torch.device, ranks: SequenceRanks | 
     )  # fmt: skip
     packed = packed if ranks is None else ranks.cut(packed)
     values = critic.value_head(model) is not None
-    ours, dtype = cast(Any, model).packed_forward(
-        packed,
-        lambda hidden, head: (critic.values_of(hidden, head) if values else head.logits(hidden), head.weight.dtype),
-    )
+    ours, dtype = cast(Any, model).packed_forward(packed, _exact)
     ours = ours if ranks is None else ranks.gather({"logits": ours}, packed)["logits"]
     model.set_attn_implementation("eager")
     own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids.split(lengths)])
@@ -184,6 +181,16 @@ def verify(model: PreTrainedModel, device: torch.device, ranks: SequenceRanks | 
             f" (relative difference {float(torch.cat(errors).max()):.2g})",
             where="backend fsdp", mend="train a model of another family, or with another backend",
         )  # fmt: skip
+
+
+def _exact(hidden: Tensor, head: Head | nn.Linear) -> tuple[Tensor, torch.dtype]:
+    """Logits or values in the type of the head, and the type that the layers computed in."""
+    kind, dtype = hidden.device.type, head.weight.dtype
+    computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    with torch.autocast(kind, enabled=False):
+        if isinstance(head, nn.Linear):
+            return critic.values_of(hidden, head), computed
+        return head.logits(hidden.to(dtype)), computed
 
 
 def _differences(ours: Tensor, own: Tensor, values: bool) -> Tensor:

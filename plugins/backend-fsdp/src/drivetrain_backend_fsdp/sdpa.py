@@ -25,6 +25,8 @@ class Sdpa:
     """The kernel ``sdpa``. Layers that look back less far than sequences are long get the mask of one sequence: that of
     a shorter one is a corner of it."""
 
+    half = False
+
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self._groups = groups(lengths, device)
         self._masks: dict[Reach, Tensor] = {}
