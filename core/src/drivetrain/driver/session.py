@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from drivetrain.driver.prompts import PromptSource
 from drivetrain.driver.rewarding import ModelReward, PanelReward, RewardPanel
 from drivetrain.driver.roles import ActorRole, CriticRole, PromptsRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
+from drivetrain.errors import UserError
 from drivetrain.seam.registry import resolve
 
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
@@ -88,6 +89,7 @@ class Session:
         policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles), reads=reads)
         self.groups = self.executor.start([policy, *plans], run)
         self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
+        self._check_profiled_ranks()
         self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
         return f"placement: {'; '.join([self._init_model(plan) for plan in [*plans, policy]])}"
 
@@ -123,6 +125,29 @@ class Session:
     def _switch(self, side: str) -> Mapping[str, float]:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         return _by_name(max, _ranks(self.policy.call(method, *args)))
+
+    def _check_profiled_ranks(self) -> None:
+        """Raises UserError if a rank is to be profiled that no group has."""
+        section, size = self.run.profiler, max(group.world_size for group in self.groups.values())
+        if section is not None and section.ranks != "all" and max(section.ranks) >= size:
+            raise UserError(f"there is no rank {max(section.ranks)}", where="profiler.ranks",
+                            mend="choose 0, or all" if size == 1 else f"choose from 0 to {size - 1}, or all",
+                            )  # fmt: skip
+
+    def start_profile(self) -> None:
+        """Have the workers profile from here, if ``profiler.steps`` has the step."""
+        for name, group in self._profiled():
+            others = "" if group is self.policy else f"-{name}"
+            group.call("start_profile", f"step-{self.progress.step}{others}")
+
+    def stop_profile(self) -> None:
+        """End what :meth:`start_profile` began."""
+        for _, group in self._profiled():
+            group.call("stop_profile")
+
+    def _profiled(self) -> Iterable[tuple[str, WorkerGroup]]:
+        section = self.run.profiler
+        return self.groups.items() if section is not None and self.progress.step in section.steps else ()
 
     def save_models(self, folder: Path, background: bool = False) -> None:
         """Write the workers' state below ``folder``; in the background from copies that are there on return."""

@@ -10,6 +10,7 @@ from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.seam.registry import resolve
 from drivetrain.seeds import derive_seed
+from drivetrain.workers.profiling import Profiler
 from drivetrain.workers.registration import register
 
 
@@ -35,6 +36,7 @@ class Worker:
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
         self.hardware.select(local_rank)
         self.memory: dict[str, float] = {}
+        self.profiler = Profiler(self, config.profiler) if config.profiler else None
         self._owns_process_group = world_size > 1 and self._join(timeout_s)
         self.hardware.seed(derive_seed(config.trainer.seed, "worker", role, rank))
 
@@ -53,12 +55,26 @@ class Worker:
         taken, self.memory = self.memory, {}
         return taken
 
+    @register()
+    def start_profile(self, name: str) -> None:
+        """Profile from here, if ``profiler.ranks`` has this rank; files are called ``<name>-rank-<rank>``."""
+        assert self.profiler is not None
+        self.profiler.start(name)
+
+    @register()
+    def stop_profile(self) -> None:
+        """End the profile and write its files."""
+        assert self.profiler is not None
+        self.profiler.stop()
+
     def layout(self, mesh: str) -> RankLayout:
         """Where this rank stands in a mesh; here, one of ``world_size`` data-parallel ranks."""
         return RankLayout(dp=self.rank, dp_size=self.world_size)
 
     def close(self) -> None:
-        """Let go of devices, files and the process group."""
+        """Let go of devices, files and the process group; write the profile of a step that did not end."""
+        if self.profiler is not None:
+            self.profiler.stop()
         if self._owns_process_group:
             import torch.distributed as dist
 
