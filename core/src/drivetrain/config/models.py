@@ -71,13 +71,13 @@ class ActorConfig(TrainableConfig):
 
 
 class CriticConfig(TrainableConfig):
-    """The model that estimates values. Omitted, it derives from the actor."""
+    """The model that estimates values. Without ``backend.name``, all that is not set derives from the actor."""
 
     model: ModelConfig | None = Field(default=None, description="Another model to start from than the actor's.")
 
 
 class ReferenceConfig(Section):
-    """The frozen policy that KL is measured to. Omitted, it derives from the actor."""
+    """The frozen policy that KL is measured to. Without ``backend.name``, what is not set derives from the actor's."""
 
     backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
     model: ModelConfig | None = Field(default=None, description="Another model than the one the actor starts from.")
