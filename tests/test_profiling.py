@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 from drivetrain import UserError
+from drivetrain.cli import main
 from drivetrain.cli.train import train
 
 CALLS = {
@@ -84,6 +85,16 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path, section: str, why: s
     with pytest.raises(UserError, match=why):
         run(tmp_path, f"profiler={section}")
     assert not (tmp_path / "run" / "profile").exists()
+
+
+def test_an_export_asks_nothing_of_the_section(tmp_path: Path) -> None:
+    """It may run on other hardware and fewer ranks than what it exports."""
+    folder = run(tmp_path, "trainer.steps=1", "profiler={steps: [1]}")
+    assert (
+        main.run(["export", str(folder), str(tmp_path / "exported"), "profiler={steps: [1], tool: nsys, ranks: [5]}"])
+        == 0
+    )
+    assert (tmp_path / "exported" / "config.json").exists()
 
 
 def test_ranks_of_worker_groups_on_several_processes(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_sections_of_fsdp(load: Load, role: str, section: str) -> None:
     backend = getattr(resolved.run, role).backend
     assert {key: getattr(backend, key) for key in FSDP} == FSDP
     assert {resolved.origin(f"{role}.backend.{key}") for key in FSDP} == {"command line"}
+    assert getattr(load(f"{section}.offload_policy=True").run, role).backend.cpu_offload is True
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
+from drivetrain.config import DatasetConfig, ProfilerConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
 from drivetrain.driver.judging import GenerativeReward
 from drivetrain.driver.phases import Phases
@@ -32,7 +32,7 @@ class Session:
         run: the config.
         announce: called with the name of each phase that starts.
         ranks: called with the phase, how many ranks have answered its call, and of how many.
-        training: False leaves out what only training needs (the reference, the critic, the training prompts).
+        training: False leaves out what only training needs (the reference, the critic, the training prompts, profiles).
         scoring: False leaves out the rewards.
         reads: what will be read besides the paths of the config, such as a checkpoint.
     """
@@ -89,7 +89,8 @@ class Session:
         policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles), reads=reads)
         self.groups = self.executor.start([policy, *plans], run)
         self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
-        self._check_profiled_ranks()
+        if training and run.profiler is not None:
+            self._prepare_profile(run.profiler)
         self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
         return f"placement: {'; '.join([self._init_model(plan) for plan in [*plans, policy]])}"
 
@@ -126,13 +127,15 @@ class Session:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         return _by_name(max, _ranks(self.policy.call(method, *args)))
 
-    def _check_profiled_ranks(self) -> None:
-        """Raises UserError if a rank is to be profiled that no group has."""
-        section, size = self.run.profiler, max(group.world_size for group in self.groups.values())
-        if section is not None and section.ranks != "all" and max(section.ranks) >= size:
+    def _prepare_profile(self, section: ProfilerConfig) -> None:
+        """Raises UserError if no group has a rank that is to be profiled, or the hardware has not the tool."""
+        size = max(group.world_size for group in self.groups.values())
+        if section.ranks != "all" and max(section.ranks) >= size:
             raise UserError(f"there is no rank {max(section.ranks)}", where="profiler.ranks",
                             mend="choose 0, or all" if size == 1 else f"choose from 0 to {size - 1}, or all",
                             )  # fmt: skip
+        for group in self.groups.values():
+            group.call("prepare_profile")
 
     def start_profile(self) -> None:
         """Have the workers profile from here, if ``profiler.steps`` has the step."""

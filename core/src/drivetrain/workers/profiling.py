@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain.config import ProfilerConfig
     from drivetrain.workers.worker import Worker
 
-OWN = ("start_profile", "stop_profile")
+OWN = ("prepare_profile", "start_profile", "stop_profile")
 TABLE_ROWS = 30
 
 
@@ -37,7 +37,7 @@ class Profiler:
         self._worker, self._section = worker, section
         self._folder = worker.config.trainer.run_dir / section.folder
         self._ranged: list[str] = []
-        self._tool(self._folder)  # one that the hardware has not is refused here, before a model is loaded
+        self._tool(self._folder)  # one that the hardware has not is refused here
 
     def start(self, name: str) -> None:
         """Begin, if this rank is chosen."""
@@ -46,11 +46,11 @@ class Profiler:
             return
         self._put_into_ranges()
         if Profiler._recording is None:
-            Profiler._recording = self
             self._aside = self._folder / f".{name}-rank-{worker.rank}"  # until its files are whole
             self._aside.mkdir(parents=True, exist_ok=True)
             self._running = self._tool(self._aside / f"{name}-rank-{worker.rank}")
             self._running.__enter__()
+            Profiler._recording = self
 
     def stop(self) -> None:
         """End what :meth:`start` began, and put its files in place."""
@@ -115,7 +115,7 @@ def _trace(stem: Path, device_type: str) -> Iterator[None]:
     from torch._C._profiler import _ExperimentalConfig
 
     threads = _ExperimentalConfig(profile_all_threads=True)  # rewards and writers have threads of their own
-    with torch.profiler.profile(experimental_config=threads) as profile:
+    with torch.profiler.profile(experimental_config=threads, acc_events=True) as profile:
         yield
     profile.export_chrome_trace(f"{stem}.json.gz")
     kind = "cpu" if device_type == "cpu" else "device"

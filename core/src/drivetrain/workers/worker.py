@@ -26,6 +26,8 @@ class Worker:
         timeout_s: longest wait in a collective call.
     """
 
+    profiler: Profiler | None = None
+
     def __init__(
         self, config: RunConfig, role: str, *, rank: int = 0, world_size: int = 1, local_rank: int = 0,
         timeout_s: float = 1800.0,
@@ -36,7 +38,6 @@ class Worker:
         self.hardware: Hardware = resolve("hardware", config.hardware.name)(config.hardware)
         self.hardware.select(local_rank)
         self.memory: dict[str, float] = {}
-        self.profiler = Profiler(self, config.profiler) if config.profiler else None
         self._owns_process_group = world_size > 1 and self._join(timeout_s)
         self.hardware.seed(derive_seed(config.trainer.seed, "worker", role, rank))
 
@@ -54,6 +55,16 @@ class Worker:
         """The largest figures of the device's memory since the last call, by metric."""
         taken, self.memory = self.memory, {}
         return taken
+
+    @register()
+    def prepare_profile(self) -> None:
+        """Get ready to profile as the config says.
+
+        Raises:
+            UserError: this hardware has no such tool.
+        """
+        assert self.config.profiler is not None
+        self.profiler = Profiler(self, self.config.profiler)
 
     @register()
     def start_profile(self, name: str) -> None:

@@ -51,10 +51,11 @@ def drivetrain_optimizers() -> Iterable[OptimizerSpec]:
 
 @hookimpl
 def drivetrain_config_aliases() -> Iterable[ConfigAliasSpec]:
-    """verl's sections whose keys this backend has by the same names."""
+    """verl's sections of FSDP's options; keys but one have the same names here."""
     theirs = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic.model"}
     yield ConfigAliasSpec(
         name="verl_fsdp",
         summary="verl's sections of FSDP's options, such as param_offload and reshard_after_forward.",
-        aliases={f"{section}.fsdp_config.*": f"{role}.backend.*" for role, section in theirs.items()},
+        aliases={f"{section}.fsdp_config.*": f"{role}.backend.*" for role, section in theirs.items()}
+        | {f"{section}.fsdp_config.offload_policy": f"{role}.backend.cpu_offload" for role, section in theirs.items()},
     )
