@@ -90,10 +90,8 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path, section: str, why: s
 def test_an_export_asks_nothing_of_the_section(tmp_path: Path) -> None:
     """It may run on other hardware and fewer ranks than what it exports."""
     folder = run(tmp_path, "trainer.steps=1", "profiler={steps: [1]}")
-    assert (
-        main.run(["export", str(folder), str(tmp_path / "exported"), "profiler={steps: [1], tool: nsys, ranks: [5]}"])
-        == 0
-    )
+    elsewhere = "profiler={steps: [1], tool: nsys, ranks: [5]}"
+    assert main.run(["export", str(folder), str(tmp_path / "exported"), elsewhere]) == 0
     assert (tmp_path / "exported" / "config.json").exists()
 
 
