@@ -1,6 +1,7 @@
 """Log-probs and updates of the backend fsdp on one GPU, beside the same work in plain transformers.
 
     python benchmarks/fsdp_h200.py [--shapes 0.5b 1.5b 7b] [--budget 8192] [--recompute 7b]
+        [--attention varlen] [--checkpointing selective] [--compile] [--engines drivetrain]
 
 Qwen2.5's shapes with random weights in bf16. A step has 32,768 tokens: rows of a prompt of 64 to 512 tokens and a reply
 whose length is drawn log-uniformly from 64 to 4,096, until the tokens are used up. The loss is clip on the replies.
@@ -101,15 +102,16 @@ def flops(config: Qwen2Config, lengths: list[tuple[int, int]]) -> float:
 class Ours:
     """The backend fsdp."""
 
-    def __init__(self, folder: Path, hardware: Any, budget: int, recompute: bool, lr: float) -> None:
-        registry_backend, config = resolve("backends", "fsdp"), {"name": "fsdp", "gradient_checkpointing": recompute}
+    def __init__(self, folder: Path, hardware: Any, budget: int, recompute: bool, lr: float, **options: Any) -> None:
+        chosen = options.pop("checkpointing")
+        options |= {"name": "fsdp", "gradient_checkpointing": chosen if recompute else False}
         from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
 
         context = BackendContext(
             role="actor", model=ModelConfig(path=folder, dtype="bfloat16", init="random"),
             optimizer=AdamWConfig(lr=lr), max_grad_norm=1.0, hardware=hardware, rank=0, world_size=1, seed=0,
         )  # fmt: skip
-        self.made = registry_backend(FSDPConfig(**config, micro_batch_tokens=budget), context)
+        self.made = resolve("backends", "fsdp")(FSDPConfig(**options, micro_batch_tokens=budget), context)
         with torch.device(hardware.device()):  # weights are drawn where they are needed
             self.made.initialize()
 
@@ -128,7 +130,7 @@ class Ours:
 class Plain:
     """transformers by itself."""
 
-    def __init__(self, folder: Path, hardware: Any, budget: int, recompute: bool, lr: float) -> None:
+    def __init__(self, folder: Path, hardware: Any, budget: int, recompute: bool, lr: float, **_: Any) -> None:
         self.device, self.budget = hardware.device(), budget
         with torch.device(self.device):
             self.model = AutoModelForCausalLM.from_config(
@@ -180,6 +182,9 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+ENGINES: dict[str, Any] = {"drivetrain": Ours, "transformers": Plain}
+
+
 def measure(hardware: Any, work: Callable[[], None], optimizer: Any, repeats: int) -> tuple[float, float, int]:
     """Median seconds without and of the optimizer's step, and peak bytes."""
     spent: list[float] = []
@@ -218,10 +223,17 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--recompute", nargs="*", default=[], help="shapes whose layers are computed again")
+    parser.add_argument("--attention", default="sdpa", help="kernel of drivetrain's attention")
+    parser.add_argument("--checkpointing", default="full", choices=["full", "selective"],
+                        help="what drivetrain does for the shapes of --recompute")  # fmt: skip
+    parser.add_argument("--compile", action="store_true", help="compile drivetrain's layers")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     given = parser.parse_args()
+    options = {name: getattr(given, name) for name in ("attention", "checkpointing", "compile")}
     hardware = resolve("hardware", given.hardware)(PluginConfig(name=given.hardware))
     print("\n".join(machine.head("Backend fsdp on one device", {
         "device": hardware.device_name(), "versions": machine.versions("torch", "transformers"),
+        "options": ", ".join(f"{name} {value}" for name, value in options.items()),
     }, [])))  # fmt: skip
     titles = ["shape", "engine", "log-probs tokens/s", "MFU", "peak GiB", "update tokens/s", "MFU", "optimizer s",
               "peak GiB"]  # fmt: skip
@@ -231,18 +243,19 @@ def main() -> None:
             config = write_folder(shape, Path(folder))
             batch, lengths = workload(given.tokens, config.vocab_size, given.longest)
             whole, tokens = flops(config, lengths), sum(map(sum, lengths))
-            for engine in (Ours, Plain):
+            for engine in given.engines:
                 try:
-                    made: Any = engine(Path(folder), hardware, given.budget, shape in given.recompute, 1e-6)
+                    again = shape in given.recompute
+                    made: Any = ENGINES[engine](Path(folder), hardware, given.budget, again, 1e-6, **options)
                     made.log_probs(batch)
                     forward, update = (
                         measure(hardware, functools.partial(work, batch), made.optimizer, given.repeats)
                         for work in (made.log_probs, made.update)
                     )
                 except torch.OutOfMemoryError as error:
-                    print(f"| {shape} | {engine.__name__} | {str(error).splitlines()[0]} |", flush=True)
+                    print(f"| {shape} | {engine} | {str(error).splitlines()[0]} |", flush=True)
                 else:
-                    cells = [shape, "drivetrain" if engine is Ours else "transformers"]
+                    cells = [shape, engine]
                     cells += [f"{tokens / forward[0]:,.0f}", f"{whole / forward[0] / PEAK_FLOPS:.1%}",
                               f"{forward[2] / 2**30:.1f}"]  # fmt: skip
                     cells += [f"{tokens / update[0]:,.0f}", f"{3 * whole / update[0] / PEAK_FLOPS:.1%}",

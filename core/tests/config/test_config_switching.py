@@ -96,6 +96,28 @@ def test_roles_derive_from_the_actor_and_it_is_said(load: Load) -> None:
     assert resolved.run.critic.optimizer.momentum == 0.5  # type: ignore[attr-defined]
 
 
+def test_a_role_that_names_no_backend_has_from_the_actor_what_it_does_not_set(load: Load, refused: Refused) -> None:
+    words = ["algorithm.name=critic", "actor.backend.sharding.ranks=2", "actor.schedule.name=cosine"]
+    resolved = load(*words, "critic.backend.plan.count=3", "critic.max_grad_norm=null", "critic.optimizer.lr=1")
+    actor, critic = resolved.run.actor, resolved.run.critic
+    assert "role critic derives from actor, but for what is set" in resolved.notes and critic is not None
+    assert critic.backend.model_dump() == {**actor.backend.model_dump(), "plan": {"kind": "parts", "count": 3}}
+    assert (critic.optimizer.lr, critic.max_grad_norm, critic.schedule) == (1, None, actor.schedule)
+    assert resolved.origin("critic.backend.plan") == "command line"
+    assert resolved.origin("critic.backend.name") == "derived from actor"
+    bare = load(*words, "critic.optimizer={name: bare, lr: 0.5}").run.critic
+    assert bare is not None and bare.backend == actor.backend and bare.optimizer.model_dump()["name"] == "bare"
+    assert refused(*words, "critic.backend.name=mini", "critic.max_grad_norm=1")[0].startswith("optimizer is missing")
+
+
+def test_what_the_actor_drops_no_role_derives(load: Load) -> None:
+    text = RUN.replace("{name: mini}", "{name: mini, offlod: true}").replace("group_size: 4", "kl_coef: 0.1")
+    resolved = load("actor.backend.name=able", "ref.backend.adapter=true", text=text)
+    assert resolved.run.ref is not None
+    assert resolved.run.ref.backend.model_dump() == {**resolved.run.actor.backend.model_dump(), "adapter": True}
+    assert "dropped ref.backend.offlod=True (derived from actor): ref.backend.name is now 'able'" in resolved.notes
+
+
 def test_an_actor_with_an_adapter_is_the_reference_and_it_is_said(load: Load, refused: Refused) -> None:
     said = "role ref is the actor without its adapter"
     adapted = ("algorithm.kl_coef=0.1", "actor.backend.adapter=true")

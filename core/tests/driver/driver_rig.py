@@ -120,6 +120,10 @@ class NoModels(SimpleNamespace):
             phases=phases(), policy=SimpleNamespace(world_size=1),
         )  # fmt: skip
 
+    def start_profile(self) -> None: ...
+
+    def stop_profile(self) -> None: ...
+
     def save_models(self, folder: Path) -> None:
         (folder / "model").write_text(str(self.progress.step))
 

@@ -8,13 +8,16 @@ import torch
 # collected where a device is, as are the tests of its hardware plugin
 collect_ignore_glob = [] if torch.accelerator.is_available() else ["*_on_gpu.py"]
 if os.environ.get("TRITON_INTERPRET") == "1":  # then kernels run on a CPU
-    collect_ignore_glob = ["*offload_on_gpu.py", "*snapshot_on_gpu.py"]
+    collect_ignore_glob = ["*offload_on_gpu.py", "*snapshot_on_gpu.py", "*attention_on_gpu.py"]
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3", "mixtral", "gemma3", "gemma2"])
+FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma3", "gemma2"]
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
 def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model of each family."""
     import fsdp_rig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,10 +60,19 @@ def pair(rank: int, folders: dict[str, Path], folder: Path) -> None:
     """Two ranks that share every row."""
     place: dict[str, Any] = {"rank": rank, "world_size": 2, "sequence_parallel": 2}
     with ranks(rank, 2, folder) as seen:
-        for name, model in folders.items():
-            made = rig.backend(model, **place, **OPTIONS, gradient_checkpointing=name == "qwen3")
+        for name in ("llama", "llama_gqa", "qwen3", "gemma2"):
+            chosen = {"qwen3": "full", "llama_gqa": "selective"}.get(name, False)
+            made = rig.backend(folders[name], **place, **OPTIONS, gradient_checkpointing=chosen)
             seen[name] = learn(made, rig.batch(), slice(None))
         data = rig.batch()
+        seen["sharded"] = {}
+        for name in ("gemma3", "mixtral", "qwen2_moe", "qwen3_moe"):
+            made = rig.backend(folders[name], rank=rank, world_size=2, **OPTIONS)
+            seen["sharded"][name] = gradients(made, data, slice(9, 12) if rank else slice(0, 9))
+        seen["flex"] = {}
+        for name in ("llama_gqa", "gemma2"):
+            made = rig.backend(folders[name], **place, **OPTIONS | {"optimizer": None}, learns=False, attention="flex")
+            seen["flex"][name] = made.forward(data, ["log_probs"], temperature=0.8)["log_probs"]
         try:
             made.forward(data[:6] if rank else data[6:], ["log_probs"], temperature=1.0)
         except RunError as error:
@@ -76,6 +86,9 @@ def pair(rank: int, folders: dict[str, Path], folder: Path) -> None:
         coarse = rig.backend(folders["qwen3"], **place, learns=False, compute_dtype="bfloat16")
         seen["coarse"] = coarse.forward(data, ["log_probs"], temperature=0.8)["log_probs"]
         rig.backend(folders["gemma2"], **place, learns=False, model={"dtype": "bfloat16"})  # is not refused
+        with graphs_interpreted():
+            made = rig.backend(folders["qwen3"], **place, **OPTIONS, compile=True, gradient_checkpointing="full")
+            seen["compiled"] = gradients(made, data, slice(None))
         with neighbours_mixed():
             rig.backend(folders["llama"], rank=rank, world_size=2, learns=False)  # each rank sees all neighbours
             seen["mixed"] = []
@@ -104,12 +117,23 @@ def square(rank: int, folders: dict[str, Path], folder: Path) -> None:
 
 
 @contextmanager
+def graphs_interpreted() -> Iterator[None]:
+    """What torch.compile captures runs operation by operation, for compiling it takes a minute."""
+    plain = torch.compile
+    torch.compile = functools.partial(plain, backend="eager")
+    try:
+        yield
+    finally:
+        torch.compile = plain
+
+
+@contextmanager
 def neighbours_mixed() -> Iterator[None]:
     """Models have layers that add to each token the one before it in its sequence."""
     plain = models.load
 
-    def load(context):
-        loaded = plain(context)
+    def load(*given):
+        loaded = plain(*given)
         for layer in models.decoder_layers(loaded):
             layer.forward = mixing(layer.forward)
         return loaded

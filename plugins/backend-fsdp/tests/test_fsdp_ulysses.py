@@ -9,28 +9,29 @@ import fsdp_sequence_ranks
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from transformers import Llama4TextConfig, MistralConfig
-from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from drivetrain import BackendContext, UserError, dispatch_call, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.metrics import Mean, Sum
 from drivetrain.workers import ActorRolloutRefWorker
-from drivetrain_backend_fsdp import attention
 from drivetrain_backend_fsdp.backend import FSDPBackend
 from drivetrain_backend_fsdp.config import FSDPConfig
 from drivetrain_backend_fsdp.packing import Tokens, pack
 from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
+FAMILIES = ("gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe")
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Heads of queries / of keys: 4 / 1, 4 / 2, 4 / 2 with norms, and with windows that sequences are longer than."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("llama", "llama_gqa", "qwen3", "gemma2")}
+    """Heads of queries / of keys: 4 / 1, 4 / 2, 4 / 2 with norms, and with windows that sequences are longer than; and
+    mixtures of experts."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("llama", "llama_gqa", "qwen3", *FAMILIES)}
     rig.write_model("llama", folders["llama"], num_key_value_heads=1)
     rig.write_model("llama", folders["llama_gqa"])
     rig.write_model("qwen3", folders["qwen3"])
-    rig.write_model("gemma2", folders["gemma2"])
+    for name in FAMILIES:
+        rig.write_model(name, folders[name])
     return folders
 
 
@@ -69,8 +70,8 @@ def assert_learnt(got: dict[str, Any], want: dict[str, Any], rows: slice = slice
 def test_a_pair_of_ranks_equals_plain_pytorch(models: dict[str, Path], tmp_path: Path) -> None:
     multiprocessing.spawn(fsdp_sequence_ranks.pair, (models, tmp_path), nprocs=2)
     ranks = [torch.load(tmp_path / f"seen-{rank}.pt") for rank in range(2)]
-    for name, model in models.items():
-        want = plain(model)
+    for name in ("llama", "llama_gqa", "qwen3", "gemma2"):
+        want = plain(models[name])
         for rank in ranks:
             assert_learnt(rank[name], want)
     made = rig.backend(models["llama"], **fsdp_sequence_ranks.OPTIONS)
@@ -88,6 +89,19 @@ def test_a_pair_of_ranks_equals_plain_pytorch(models: dict[str, Path], tmp_path:
         assert 0 < float(difference.max()) and float(difference.mean()) < 0.05
         assert "different rows" in rank["rows"] and "sharded" in rank["live"]
         assert len(rank["mixed"]) == 2 and all("shared by 2 ranks gives other" in message for message in rank["mixed"])
+    for name in FAMILIES[1:]:  # sharded, with rows of each rank's own
+        loss, want_gradients = rig.plain_gradients(models[name], rig.batch())
+        for rank in ranks:
+            assert rank["sharded"][name]["metrics"]["loss"] == pytest.approx(loss, rel=2e-5)
+            rig.assert_close(rank["sharded"][name]["gradients"], want_gradients, 5e-6)
+    for name, outputs in ranks[0]["flex"].items():
+        want_outputs = plain(models[name])["outputs"]["log_probs"]
+        assert outputs.equal(ranks[1]["flex"][name])
+        torch.testing.assert_close(outputs, want_outputs, atol=2e-5, rtol=1e-5)
+    want = plain(models["qwen3"])
+    for rank in ranks:
+        assert rank["compiled"]["metrics"]["loss"] == pytest.approx(want["loss"], rel=2e-5)
+        rig.assert_close(rank["compiled"]["gradients"], want["gradients"], 5e-6)
 
 
 def test_two_pairs_and_four_ranks_equal_plain_pytorch(models: dict[str, Path], tmp_path: Path) -> None:
@@ -126,37 +140,6 @@ def test_shares_make_up_the_row(size: int) -> None:
         assert share.lengths == (*whole.lengths, *[1] * filling)
         assert share.target.equal(whole.target[share.own]) and share.row.equal(whole.row)
         assert (share.predictor + rank * width).equal(whole.predictor[share.own])
-
-
-@pytest.mark.parametrize(
-    "make, config",
-    [
-        (create_sliding_window_causal_mask, MistralConfig(sliding_window=3)),
-        (create_chunked_causal_mask, Llama4TextConfig(attention_chunk_size=3)),
-    ],
-)
-def test_a_share_gets_the_mask_of_a_whole_sequence(make: Any, config: Any) -> None:
-    attention.register()
-    config._attn_implementation = attention.NAME
-    groups = attention.groups((7, 5), torch.device("cpu"))
-    position = torch.cat([torch.arange(7), torch.arange(5)])[None]
-
-    def mask(packing: attention.Packing, part: slice) -> torch.Tensor:
-        embeds = torch.zeros(1, 12, 4)[:, part]
-        with attention.packed(packing):
-            return make(config=config, inputs_embeds=embeds, attention_mask=None, cache=None,
-                        position_ids=position[:, part])  # fmt: skip
-
-    want = mask(attention.Packing(groups), slice(None))
-    assert want.shape[-2:] == (7, 7) and not want[..., 6, 0].any()
-    got = mask(attention.Packing(groups, SequenceRanks(None, 1, 3)), slice(4, 8))
-    assert got.expand_as(want).equal(want)
-
-
-def test_a_mask_of_the_models_own_is_refused() -> None:
-    groups = attention.groups((7,), torch.device("cpu"))
-    with attention.packed(attention.Packing(groups, SequenceRanks(None, 0, 2))), pytest.raises(UserError, match="own"):
-        attention.attention_mask(local_size=3, use_vmap=True, config=MistralConfig(), device="cpu")
 
 
 def test_what_does_not_divide_is_refused(qwen2: Path) -> None:

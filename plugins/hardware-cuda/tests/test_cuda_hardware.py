@@ -6,6 +6,9 @@ import ctypes
 import importlib.machinery
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -148,6 +151,33 @@ def test_a_stream_of_its_own_waits_and_is_waited_for(cuda: CUDA, devices: Simula
         assert own.name == "own 1"
     assert devices.log == ["own 1 waits for current 1", "enter own 1", "leave own 1", "current 1 waits for own 1"]
     assert cuda.event().enable_timing is True
+
+
+def test_ranges_and_profiles_are_those_of_nsight_systems(cuda: CUDA, devices: SimulatedDevices) -> None:
+    devices.nvtx = SimpleNamespace(range=lambda name: told(devices, name))
+    devices.profiler = SimpleNamespace(profile=lambda: told(devices, "profile"))
+    with cuda.profiler(), cuda.range("update"):
+        pass
+    assert devices.log == ["profile", "update", "update ends", "profile ends"]
+
+
+def test_a_history_of_memory_is_written_also_of_what_failed(
+    cuda: CUDA, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    devices.memory = SimpleNamespace(
+        _record_memory_history=lambda enabled="all", **options: devices.log.append(f"record {enabled}"),
+        _dump_snapshot=lambda file: Path(file).write_text(devices.log[-1]),
+    )
+    with pytest.raises(MemoryError), cuda.memory_history(tmp_path / "history.pickle"):
+        raise MemoryError
+    assert (tmp_path / "history.pickle").read_text() == "record all" and devices.log == ["record all", "record None"]
+
+
+@contextmanager
+def told(devices: SimulatedDevices, name: str) -> Iterator[None]:
+    devices.log.append(name)
+    yield
+    devices.log.append(f"{name} ends")
 
 
 def test_dtypes_and_attention_follow_the_compute_capability(cuda: CUDA, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,10 +44,22 @@ def test_every_component_is_read_and_new_enough() -> None:
 
 def test_a_reset_forgets_the_peak() -> None:
     hardware = CUDA(PluginConfig(name="cuda"))
+    others = hardware.memory().allocated
     del (held := [torch.ones(1 << 26, device=hardware.device())])[:]
-    assert hardware.memory().peak >= 1 << 28 and not held
+    assert hardware.memory().peak >= others + (1 << 28) and not held
     hardware.reset_peak()
-    assert hardware.memory().peak < 1 << 28
+    assert hardware.memory().peak < others + (1 << 28)
+
+
+def test_a_history_of_memory_has_what_was_allocated(tmp_path: Path) -> None:
+    hardware = CUDA(PluginConfig(name="cuda"))
+    with hardware.profiler(), hardware.range("held"), hardware.memory_history(tmp_path / "history.pickle"):
+        held = torch.ones(12345678, device=hardware.device())
+    history = pickle.loads((tmp_path / "history.pickle").read_bytes())
+    sizes = {event["size"] for event in history["device_traces"][hardware.device().index] if event["action"] == "alloc"}
+    assert any(held.nbytes <= size < held.nbytes + 512 for size in sizes)
+    assert any(frame["name"].startswith("test_a_history") for event in history["device_traces"][0]
+               for frame in event.get("frames", ()))  # fmt: skip
 
 
 def test_the_uuid_does_not_depend_on_what_is_visible() -> None:

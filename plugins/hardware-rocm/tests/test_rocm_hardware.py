@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.machinery
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -120,3 +121,10 @@ def test_a_machine_with_a_device_and_torch_for_the_cpu(kernel: Path) -> None:
     assert ROCm.components() == ()
     (kernel / "kfd").touch()
     assert [(row.name, bool(row.problem)) for row in ROCm.components()] == [("driver", False), ("ROCm of torch", True)]
+
+
+def test_ranges_and_profiles_go_by_the_names_of_cuda(rocm: ROCm, devices: SimulatedDevices) -> None:
+    devices.nvtx = SimpleNamespace(range=lambda name: nullcontext(f"range {name}"))
+    devices.profiler = SimpleNamespace(profile=lambda: nullcontext("profile"))
+    with rocm.profiler() as profile, rocm.range("update") as update:
+        assert (profile, update) == ("profile", "range update")

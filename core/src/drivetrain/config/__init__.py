@@ -21,6 +21,7 @@ from drivetrain.config.models import (
     JudgeConfig,
     ModelConfig,
     PlacementConfig,
+    ProfilerConfig,
     ReferenceConfig,
     RewardModelConfig,
     RunConfig,
@@ -32,6 +33,7 @@ from drivetrain.config.policy_gradient import PolicyGradientConfig
 __all__ = [
     "ActorConfig", "AlgorithmConfig", "CriticConfig", "DataConfig", "DatasetConfig", "EvaluationConfig",
     "HealthConfig", "JudgeConfig", "ModelConfig", "OptimizerConfig", "PlacementConfig", "PluginConfig",
-    "PolicyGradientConfig", "Problem", "ReferenceConfig", "RewardConfig", "RewardModelConfig", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "Written", "check_options", "chosen_options",
+    "PolicyGradientConfig", "Problem", "ProfilerConfig", "ReferenceConfig", "RewardConfig", "RewardModelConfig",
+    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "TrainerConfig", "Written", "check_options",
+    "chosen_options",
 ]  # fmt: skip

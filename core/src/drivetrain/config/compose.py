@@ -62,6 +62,10 @@ def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:
     if run.trainer.eval_every and run.data.eval is None:
         yield Problem(key="trainer.eval_every", what="there is nothing to evaluate on", mend="add a section data.eval")
     yield from _best(run)
+    late = [step for step in run.profiler.steps if step > run.trainer.steps] if run.profiler else ()
+    if late:
+        yield Problem(key="profiler.steps", what=f"there is no step {late[0]}; the run has {run.trainer.steps}",
+                      mend="choose earlier steps, or raise trainer.steps")  # fmt: skip
 
 
 def _best(run: RunConfig) -> Iterator[Problem]:

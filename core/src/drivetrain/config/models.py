@@ -71,13 +71,13 @@ class ActorConfig(TrainableConfig):
 
 
 class CriticConfig(TrainableConfig):
-    """The model that estimates values. Omitted, it derives from the actor."""
+    """The model that estimates values. Without ``backend.name``, all that is not set derives from the actor."""
 
     model: ModelConfig | None = Field(default=None, description="Another model to start from than the actor's.")
 
 
 class ReferenceConfig(Section):
-    """The frozen policy that KL is measured to. Omitted, it derives from the actor."""
+    """The frozen policy that KL is measured to. Without ``backend.name``, what is not set derives from the actor's."""
 
     backend: Annotated[SerializeAsAny[PluginConfig], Offered("backends")]
     model: ModelConfig | None = Field(default=None, description="Another model than the one the actor starts from.")
@@ -239,6 +239,23 @@ class TrainerConfig(Section):
     eval: EvaluationConfig = EvaluationConfig()
 
 
+class ProfilerConfig(Section):
+    """What the workers' processes do in chosen steps, with every call and phase by its name. Omitted: nothing is
+    recorded, and nothing is paid for it."""
+
+    steps: tuple[Annotated[int, Field(gt=0)], ...] = Field(min_length=1, description="Steps that are profiled, from 1.")
+    ranks: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="Ranks of each worker group that are profiled, or all."
+    )
+    tool: Literal["torch", "nsys", "memory"] = Field(
+        "torch",
+        description="torch: a trace of torch.profiler and a table of what took most time; nsys: ranges for"
+        " Nsight Systems, which has to be around the process; memory: every allocation on the device, for torch's"
+        " memory viewer.",
+    )
+    folder: str = Field("profile", min_length=1, description="Where files go, below the run folder.")
+
+
 class PlacementConfig(Section):
     """Which role runs where. Roles of one pool share its devices."""
 
@@ -286,6 +303,7 @@ class RunConfig(Section):
     hardware: Annotated[SerializeAsAny[PluginConfig], Offered("hardware")]
     trackers: tuple[Annotated[SerializeAsAny[PluginConfig], Offered("trackers")], ...]
     trainer: TrainerConfig
+    profiler: ProfilerConfig | None = None
 
     @property
     def actor_is_reference(self) -> bool:

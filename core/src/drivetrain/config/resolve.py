@@ -19,6 +19,8 @@ from drivetrain.config.sections import plugin_sections, sections_of
 from drivetrain.errors import ConfigError, PluginError
 from drivetrain.seam.registry import Registry
 
+DERIVED = "derived from actor"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
@@ -60,6 +62,7 @@ class _Resolution:
 
     def result(self) -> Resolved:
         self._drop_sections_of_another_algorithm()
+        self._complete_roles()
         tree = nested(self.values)
         failed: list[Key] = []
         for key, hook, base, _ in list(plugin_sections(RunConfig, tree)):
@@ -72,7 +75,7 @@ class _Resolution:
         if run is not None and not failed:
             run, derived = derive_roles(run)
             self.notes += [f"{'' if '.' in key else 'role '}{key} derives from actor" for key in derived]
-            origins.update({key: Origin(0, "derived from actor") for key in derived})
+            origins.update({key: Origin(0, DERIVED) for key in derived})
             if run.actor_is_reference:
                 self.notes.append("role ref is the actor without its adapter")
             wrong = {key for key, _ in self.problems}
@@ -145,6 +148,8 @@ class _Resolution:
         """The origin of a section's name, if that layer changed the name which lower layers gave."""
         where = (*key, "name")
         name, origin = self.values[where]
+        if origin.text == DERIVED:
+            where = ("actor", *key[1:], "name")
         given = [layer.values[where] for layer in self.layers if where in layer.values]
         before = [lower for lower, its_origin in given if its_origin.rank < origin.rank]
         return origin if before and before[-1] != name else None
@@ -159,6 +164,19 @@ class _Resolution:
             if lower and not self._needs(name, role):
                 for key in keys:
                     self._drop(key, f"algorithm {name!r} has no role {role}")
+
+    def _complete_roles(self) -> None:
+        """A critic or ref that says something, and not its backend, has the rest from the actor."""
+        actor = self._inside(("actor",))
+        for role, parts in (("critic", ("backend", "optimizer", "schedule", "max_grad_norm")), ("ref", ("backend",))):
+            given = self._inside((role,))
+            if not given or ("backend", "name") in given or ("backend",) in given:
+                continue
+            self.notes.append(f"role {role} derives from actor, but for what is set")
+            for key, (value, origin) in actor.items():
+                own = (key[0], "name") in given or any(below(k, key) or below(key, k) for k in given)
+                if key[0] in parts and not own:
+                    self.values |= {(role, *key): (value, Origin(origin.rank, DERIVED))}
 
     def _needs(self, name: str | None, role: str) -> bool:
         """Whether an algorithm has a role with the settings that it knows; true if that cannot be told."""

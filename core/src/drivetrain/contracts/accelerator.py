@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from drivetrain.contracts.hardware import DeviceMemory, Event, Hardware
@@ -90,6 +91,17 @@ class TorchAccelerator(Hardware):
 
     def empty_cache(self) -> None:
         self.torch_module.empty_cache()
+
+    @contextmanager
+    def memory_history(self, file: Path) -> Iterator[None]:
+        """The allocations inside, with the Python stack of each; of more than 100,000 events the last ones."""
+        memory = self.torch_module.memory
+        memory._record_memory_history(stacks="python", max_entries=100_000)
+        try:
+            yield
+        finally:
+            memory._dump_snapshot(str(file))
+            memory._record_memory_history(enabled=None)
 
     def _index(self, local_index: int | None) -> int:
         return self.local_index if local_index is None else local_index

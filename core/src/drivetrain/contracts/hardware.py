@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.errors import UserError
@@ -182,3 +183,25 @@ class Hardware(ABC):
 
     def empty_cache(self) -> None:
         """Give cached memory back to the device."""
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """A context whose work the vendor's profiler shows under a name; empty without such a profiler."""
+        return nullcontext()
+
+    def profiler(self) -> AbstractContextManager[Any]:
+        """A context that the vendor's profiler, started around this process, records.
+
+        Raises:
+            UserError: there is no such profiler for this hardware.
+        """
+        raise UserError(f"a {self.device_type} has no vendor's profiler", where="profiler.tool",
+                        mend="set profiler.tool=torch")  # fmt: skip
+
+    def memory_history(self, file: Path) -> AbstractContextManager[Any]:
+        """A context whose allocations on the device are written to a file at its end, for torch's memory viewer.
+
+        Raises:
+            UserError: torch keeps no history of this hardware's memory.
+        """
+        raise UserError(f"torch keeps no history of a {self.device_type}'s memory", where="profiler.tool",
+                        mend="set profiler.tool=torch")  # fmt: skip

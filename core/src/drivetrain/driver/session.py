@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from drivetrain.config import DatasetConfig, RewardConfig, RunConfig
+from drivetrain.config import DatasetConfig, ProfilerConfig, RewardConfig, RunConfig
 from drivetrain.contracts.placement import Executor, GroupPlan, WorkerGroup
 from drivetrain.driver.judging import GenerativeReward
 from drivetrain.driver.phases import Phases
@@ -16,6 +16,7 @@ from drivetrain.driver.prompts import PromptSource
 from drivetrain.driver.rewarding import ModelReward, PanelReward, RewardPanel
 from drivetrain.driver.roles import ActorRole, CriticRole, PromptsRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
+from drivetrain.errors import UserError
 from drivetrain.seam.registry import resolve
 
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
@@ -31,7 +32,7 @@ class Session:
         run: the config.
         announce: called with the name of each phase that starts.
         ranks: called with the phase, how many ranks have answered its call, and of how many.
-        training: False leaves out what only training needs (the reference, the critic, the training prompts).
+        training: False leaves out what only training needs (the reference, the critic, the training prompts, profiles).
         scoring: False leaves out the rewards.
         reads: what will be read besides the paths of the config, such as a checkpoint.
     """
@@ -88,6 +89,8 @@ class Session:
         policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles), reads=reads)
         self.groups = self.executor.start([policy, *plans], run)
         self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
+        if training and run.profiler is not None:
+            self._prepare_profile(run.profiler)
         self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
         return f"placement: {'; '.join([self._init_model(plan) for plan in [*plans, policy]])}"
 
@@ -123,6 +126,31 @@ class Session:
     def _switch(self, side: str) -> Mapping[str, float]:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
         return _by_name(max, _ranks(self.policy.call(method, *args)))
+
+    def _prepare_profile(self, section: ProfilerConfig) -> None:
+        """Raises UserError if no group has a rank that is to be profiled, or the hardware has not the tool."""
+        size = max(group.world_size for group in self.groups.values())
+        if section.ranks != "all" and max(section.ranks) >= size:
+            raise UserError(f"there is no rank {max(section.ranks)}", where="profiler.ranks",
+                            mend="choose 0, or all" if size == 1 else f"choose from 0 to {size - 1}, or all",
+                            )  # fmt: skip
+        for group in self.groups.values():
+            group.call("prepare_profile")
+
+    def start_profile(self) -> None:
+        """Have the workers profile from here, if ``profiler.steps`` has the step."""
+        for name, group in self._profiled():
+            others = "" if group is self.policy else f"-{name}"
+            group.call("start_profile", f"step-{self.progress.step}{others}")
+
+    def stop_profile(self) -> None:
+        """End what :meth:`start_profile` began."""
+        for _, group in self._profiled():
+            group.call("stop_profile")
+
+    def _profiled(self) -> Iterable[tuple[str, WorkerGroup]]:
+        section = self.run.profiler
+        return self.groups.items() if section is not None and self.progress.step in section.steps else ()
 
     def save_models(self, folder: Path, background: bool = False) -> None:
         """Write the workers' state below ``folder``; in the background from copies that are there on return."""

@@ -51,6 +51,7 @@ class Trainer:
         with self.saving:
             while session.progress.step < steps and not stopping:
                 session.progress.step += 1
+                session.start_profile()
                 start = time.perf_counter()
                 prompts = session.train_prompts.next_batch(self.run.data.batch_prompts)  # 1. prompts
                 batch = self.algorithm.collect(session.roles, prompts)  # 2. what to learn from
@@ -64,6 +65,7 @@ class Trainer:
                     self._save()  # 6. a checkpoint
                 else:
                     self.saving.advance()  # of an earlier step
+                session.stop_profile()
         done = session.progress.step
         return RunResult(
             status="finished" if done >= steps else "interrupted", steps_done=done, steps_planned=steps,

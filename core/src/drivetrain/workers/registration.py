@@ -73,6 +73,11 @@ def registration(worker: type, method: str) -> Registration:
     return found
 
 
+def registered_methods(worker: type) -> list[str]:
+    """Names of a worker's methods that are registered."""
+    return [name for name in dir(worker) if hasattr(getattr(worker, name), _ATTRIBUTE)]
+
+
 @dataclass(frozen=True)
 class DispatchedCall:
     """A call, split: rank ``ranks[i]`` executes with ``calls[i]``; no other rank takes part."""

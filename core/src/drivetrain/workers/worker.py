@@ -10,6 +10,7 @@ from drivetrain.contracts.hardware import Hardware
 from drivetrain.contracts.mesh import RankLayout
 from drivetrain.seam.registry import resolve
 from drivetrain.seeds import derive_seed
+from drivetrain.workers.profiling import Profiler
 from drivetrain.workers.registration import register
 
 
@@ -24,6 +25,8 @@ class Worker:
         local_rank: index of its device among those of its node.
         timeout_s: longest wait in a collective call.
     """
+
+    profiler: Profiler | None = None
 
     def __init__(
         self, config: RunConfig, role: str, *, rank: int = 0, world_size: int = 1, local_rank: int = 0,
@@ -53,12 +56,36 @@ class Worker:
         taken, self.memory = self.memory, {}
         return taken
 
+    @register()
+    def prepare_profile(self) -> None:
+        """Get ready to profile as the config says.
+
+        Raises:
+            UserError: this hardware has no such tool.
+        """
+        assert self.config.profiler is not None
+        self.profiler = Profiler(self, self.config.profiler)
+
+    @register()
+    def start_profile(self, name: str) -> None:
+        """Profile from here, if ``profiler.ranks`` has this rank; files are called ``<name>-rank-<rank>``."""
+        assert self.profiler is not None
+        self.profiler.start(name)
+
+    @register()
+    def stop_profile(self) -> None:
+        """End the profile and write its files."""
+        assert self.profiler is not None
+        self.profiler.stop()
+
     def layout(self, mesh: str) -> RankLayout:
         """Where this rank stands in a mesh; here, one of ``world_size`` data-parallel ranks."""
         return RankLayout(dp=self.rank, dp_size=self.world_size)
 
     def close(self) -> None:
-        """Let go of devices, files and the process group."""
+        """Let go of devices, files and the process group; write the profile of a step that did not end."""
+        if self.profiler is not None:
+            self.profiler.stop()
         if self._owns_process_group:
             import torch.distributed as dist
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,9 @@ from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, offload, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
+from drivetrain_backend_fsdp.compiling import compile_layers
 from drivetrain_backend_fsdp.critic import values_of
+from drivetrain_backend_fsdp.kernels import KERNELS
 from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
 from drivetrain_backend_fsdp.logit_kernels import logit_kernel
 from drivetrain_backend_fsdp.objective import Columns, Objective
@@ -52,13 +54,17 @@ class FSDPBackend(TrainingBackend):
         if config.cpu_offload and context.world_size == 1:
             raise UserError("one process shards nothing", where="backend.cpu_offload",
                             mend="set param_offload and optimizer_offload, or run in several processes")  # fmt: skip
+        kernel, dtype = KERNELS[config.attention], self._compute_dtype or getattr(torch, context.model.dtype)
+        kernel.check(self.device, dtype, learns=context.optimizer is not None)
         self.ranks = ulysses.join(context, config.sequence_parallel, self.device)
-        model = classifier.load(context) if judges else models.load(context)
+        model = classifier.load(context) if judges else models.load(context, kernel)
         layers = models.decoder_layers(model)
         if config.lora is not None and context.optimizer is not None:
             lora.attach(model, layers, config.lora, role=context.role, seed=context.seed)
+        if config.compile:
+            compile_layers(layers, self.device)
         if config.gradient_checkpointing:
-            recompute(layers)
+            recompute(layers, selective=config.gradient_checkpointing == "selective")
         if config.activation_offload:
             offload.spill(layers, pinned=self.device.type != "cpu")
         if context.world_size > 1:
@@ -77,7 +83,8 @@ class FSDPBackend(TrainingBackend):
         self.skipped = 0  # updates in a row
         self._copies = state.Copies()
         if not judges:
-            models.verify(self.model, self.device, self.ranks)
+            with self._autocast() if kernel.half else nullcontext():  # float32 weights show more in float32
+                models.verify(self.model, self.device, self.ranks)
         sharding.release(self.model)
         self.optimizer: torch.optim.Optimizer | None = None
         if context.optimizer is None:
@@ -194,7 +201,6 @@ class FSDPBackend(TrainingBackend):
             packed = filler(self.device, self.ranks)
         target = packed.target
         compute_dtype = self._compute_dtype
-        chunk_tokens = self.config.log_prob_chunk_tokens or (2048 if self.device.type == "cpu" else 1024)
 
         def consume(hidden: Tensor, head: Head | nn.Linear) -> dict[str, Tensor]:
             if isinstance(head, nn.Linear):
@@ -205,8 +211,8 @@ class FSDPBackend(TrainingBackend):
                         scale=head.scale, softcap=head.softcap)  # fmt: skip
             with torch.autocast(self.device.type, enabled=False):
                 log_probs, entropies = token_log_probs(
-                    hidden.to(dtype), target, head, temperature=temperature, chunk_tokens=chunk_tokens,
-                    entropy="entropy" in outputs, kernel=self.log_prob_kernel,
+                    hidden.to(dtype), target, head, temperature=temperature, entropy="entropy" in outputs,
+                    chunk_tokens=self.config.log_prob_chunk_tokens, kernel=self.log_prob_kernel,
                 )  # fmt: skip
             return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 

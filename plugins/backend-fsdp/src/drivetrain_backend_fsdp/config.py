@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from drivetrain import OptimizerConfig, PluginConfig, Problem, Section
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from drivetrain import RunConfig
     from drivetrain.seam.registry import Registry
 
+INSTALL_FLASH = "pip install flash-attn --no-build-isolation, or set it to varlen"
 INSTALL_LORA = "pip install 'drivetrain-backend-fsdp[lora]'"
 
 
@@ -53,14 +54,13 @@ class FSDPConfig(PluginConfig):
         description="Tokens of one packed micro-batch; a longer sequence travels alone. Omitted: 2048 on a CPU, whose"
         " caches hold little, and 16384 elsewhere.",
     )
-    log_prob_chunk_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="Tokens whose logits over the vocabulary exist at one time. Omitted: 2048 on a CPU, so that those"
-        " of a micro-batch need no second computation, and 1024 elsewhere.",
+    log_prob_chunk_tokens: int = Field(
+        2048, gt=0, description="Tokens whose logits over the vocabulary exist at one time."
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Keep only each layer's input for the backward pass and compute the layer again."
+    gradient_checkpointing: Literal["full", "selective"] | bool = Field(
+        False,
+        description="full (or true): keep only each layer's input for the backward pass and compute the layer again."
+        " selective: keep also results of matrix products and of attention, and compute what lies between them again.",
     )
     compute_dtype: Literal["bfloat16"] | None = Field(
         None,
@@ -95,6 +95,13 @@ class FSDPConfig(PluginConfig):
         description="Ranks that share each packed micro-batch, every one a part of its tokens and, in attention, of its"
         " heads (DeepSpeed-Ulysses). Divides the number of processes and of attention heads.",
     )
+    attention: Literal["sdpa", "flex", "varlen", "flash_attention_2"] = Field(
+        "sdpa",
+        description="Kernel of attention over packed sequences. sdpa: PyTorch's fused causal kernel, for sequences of"
+        " similar length at a time. flex: FlexAttention over the packed row. varlen: PyTorch's flash kernel for"
+        " sequences of varying length (CUDA, half precision). flash_attention_2: that of the package flash-attn.",
+    )
+    compile: bool = Field(False, description="Compile each decoder layer with torch.compile.")
     param_offload: bool = Field(
         False, description="Keep the parameters in pinned host memory while no call needs them."
     )
@@ -123,6 +130,28 @@ class FSDPConfig(PluginConfig):
         " devices of torch's type cuda, where the package triton is, and chunked elsewhere.",
     )
 
+    @field_validator("gradient_checkpointing")
+    @classmethod
+    def _true_is_full(cls, given: Literal["full", "selective"] | bool) -> Literal["full", "selective"] | bool:
+        return "full" if given is True else given
+
+    @model_validator(mode="after")
+    def _go_together(self) -> FSDPConfig:
+        selective = self.gradient_checkpointing == "selective"
+        for clash, what in (
+            (selective and self.compile, "gradient_checkpointing=selective sees no operation of compiled layers: set it"
+             " to full or false, or compile to false"),
+            (selective and self.attention == "flex", "gradient_checkpointing=selective does not see attention of flex,"
+             " which is compiled: set it to full, or attention to another kernel"),
+            (selective and self.activation_offload, "activation_offload does not reach what"
+             " gradient_checkpointing=selective keeps: set the latter to full"),
+            (self.compile and self.activation_offload, "activation_offload does not see what compiled layers save: set"
+             " compile to false"),
+        ):  # fmt: skip
+            if clash:
+                raise ValueError(what)
+        return self
+
     def provided_capabilities(self) -> tuple[str, ...]:
         return () if self.lora is None else ("backend.reference",)
 
@@ -132,6 +161,12 @@ class FSDPConfig(PluginConfig):
             if self not in [model.backend for model in (run.actor, run.critic) if model is not None]:
                 yield Problem(key="lora", what="this model does not learn, so it has no adapter", mend="remove lora")
         judge = run.reward_model
+        if judge is not None and judge.backend is self:
+            for key, chosen in (("attention", self.attention != "sdpa"), ("compile", self.compile)):
+                if chosen:
+                    mend = "set reward_model.backend={name: fsdp}" if self is run.actor.backend else f"remove {key}"
+                    yield Problem(key=key, what="the classifier of role reward runs padded rows, to which this does not"
+                                  " apply", mend=mend)  # fmt: skip
         if self.sequence_parallel > 1 and judge is not None and judge.backend is self:
             mend = "set reward_model.backend={name: fsdp}" if self is run.actor.backend else "set it to 1"
             yield Problem(key="sequence_parallel", mend=mend, what="the classifier of role reward runs padded rows, of"

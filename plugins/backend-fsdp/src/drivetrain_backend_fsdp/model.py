@@ -19,17 +19,19 @@ from drivetrain_backend_fsdp.packing import Packed
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
+    from drivetrain_backend_fsdp.kernels import Kernel
     from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 Consumer = Callable[[Tensor, Head | nn.Linear], Any]
 """Takes the hidden states ``(wanted, hidden)`` that predict the wanted tokens, and the head: a critic's is a layer."""
 
 
-def load(context: BackendContext) -> PreTrainedModel:
+def load(context: BackendContext, kernel: type[Kernel]) -> PreTrainedModel:
     """Read the model that ``context.model`` describes, or draw its weights from the run's seed; on the host.
 
-    For the role ``critic`` it is the model's trunk with a value head. With several ranks it has no memory yet:
-    :func:`drivetrain_backend_fsdp.loading.fill` gives it that, and its weights, once it is sharded.
+    Attention over packed sequences is by ``kernel``. For the role ``critic`` it is the model's trunk with a value head.
+    With several ranks it has no memory yet: :func:`drivetrain_backend_fsdp.loading.fill` gives it that, and weights,
+    once it is sharded.
 
     Raises:
         drivetrain.UserError: when the folder is missing, is no causal language model or lacks weights, or the
@@ -66,6 +68,7 @@ def load(context: BackendContext) -> PreTrainedModel:
         raise UserError(f"{type(loaded).__name__} has no linear output layer", where=where)
     loaded.eval()  # dropout would make the policy that learns another one than the policy that sampled
     cast(Any, loaded).packed_forward = types.MethodType(_packed_forward, loaded)
+    cast(Any, loaded).packed_kernel = kernel
     return loaded
 
 
@@ -132,8 +135,8 @@ def _packed_forward(self: PreTrainedModel, packed: Packed, consume: Consumer) ->
 
     A method of the model, so that sharding gathers what it needs around it.
     """
-    sequences = attention.groups(packed.lengths, packed.input_ids.device)
-    with attention.packed(attention.Packing(sequences, packed.ranks)):
+    kernel = cast("type[Kernel]", self.packed_kernel)(packed.lengths, packed.input_ids.device)
+    with attention.packed(attention.Packing(kernel, packed.lengths[0], packed.ranks)):
         outputs = body(self)(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
     hidden = outputs.last_hidden_state[0].index_select(0, packed.predictor)
     return consume(hidden, critic.value_head(self) or head(self))
@@ -159,10 +162,7 @@ def verify(model: PreTrainedModel, device: torch.device, ranks: SequenceRanks | 
     )  # fmt: skip
     packed = packed if ranks is None else ranks.cut(packed)
     values = critic.value_head(model) is not None
-    ours, dtype = cast(Any, model).packed_forward(
-        packed,
-        lambda hidden, head: (critic.values_of(hidden, head) if values else head.logits(hidden), head.weight.dtype),
-    )
+    ours, dtype = cast(Any, model).packed_forward(packed, _exact)
     ours = ours if ranks is None else ranks.gather({"logits": ours}, packed)["logits"]
     model.set_attn_implementation("eager")
     own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids.split(lengths)])
@@ -181,6 +181,16 @@ def verify(model: PreTrainedModel, device: torch.device, ranks: SequenceRanks | 
             f" (relative difference {float(torch.cat(errors).max()):.2g})",
             where="backend fsdp", mend="train a model of another family, or with another backend",
         )  # fmt: skip
+
+
+def _exact(hidden: Tensor, head: Head | nn.Linear) -> tuple[Tensor, torch.dtype]:
+    """Logits or values in the type of the head, and the type that the layers computed in."""
+    kind, dtype = hidden.device.type, head.weight.dtype
+    computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    with torch.autocast(kind, enabled=False):
+        if isinstance(head, nn.Linear):
+            return critic.values_of(hidden, head), computed
+        return head.logits(hidden.to(dtype)), computed
 
 
 def _differences(ours: Tensor, own: Tensor, values: bool) -> Tensor:

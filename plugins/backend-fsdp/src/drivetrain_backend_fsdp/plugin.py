@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivetrain import BackendSpec, OptimizerSpec, hookimpl
+from drivetrain import BackendSpec, ConfigAliasSpec, OptimizerSpec, hookimpl
 
 
 @hookimpl
@@ -46,4 +46,16 @@ def drivetrain_optimizers() -> Iterable[OptimizerSpec]:
         summary="Orthogonalised momentum for hidden matrices, AdamW for embeddings, output layers, norms and biases.",
         factory="drivetrain_backend_fsdp.muon:muon",
         config="drivetrain_backend_fsdp.config:MuonConfig",
+    )
+
+
+@hookimpl
+def drivetrain_config_aliases() -> Iterable[ConfigAliasSpec]:
+    """verl's sections of FSDP's options; keys but one have the same names here."""
+    theirs = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic.model"}
+    yield ConfigAliasSpec(
+        name="verl_fsdp",
+        summary="verl's sections of FSDP's options, such as param_offload and reshard_after_forward.",
+        aliases={f"{section}.fsdp_config.*": f"{role}.backend.*" for role, section in theirs.items()}
+        | {f"{section}.fsdp_config.offload_policy": f"{role}.backend.cpu_offload" for role, section in theirs.items()},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivetrain import DispatchModeSpec, hookimpl
+from drivetrain import ConfigAliasSpec, DispatchModeSpec, hookimpl
 
 
 @hookimpl
@@ -17,3 +17,14 @@ def drivetrain_dispatch_modes() -> Iterable[DispatchModeSpec]:
         ("megatron_pp_only", "PPOnly", "The same arguments to every rank; a result of each pipeline stage."),
     ):
         yield DispatchModeSpec(name=name, summary=summary, factory=f"drivetrain_backend_megatron.dispatch:{mode}")
+
+
+@hookimpl
+def drivetrain_config_aliases() -> Iterable[ConfigAliasSpec]:
+    """verl's sections whose keys a backend of Megatron has by the same names."""
+    theirs = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic"}
+    yield ConfigAliasSpec(
+        name="verl_megatron",
+        summary="verl's sections of Megatron's options, such as param_offload and tensor_model_parallel_size.",
+        aliases={f"{section}.megatron.*": f"{role}.backend.*" for role, section in theirs.items()},
+    )

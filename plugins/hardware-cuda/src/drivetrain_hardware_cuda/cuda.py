@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -68,6 +70,12 @@ class CUDA(TorchAccelerator):
         # flash-attn's kernels begin with compute capability 8.0 and take 16-bit dtypes alone
         flash = importlib.util.find_spec("flash_attn") and torch.cuda.get_device_capability(self.device()) >= (8, 0)
         return ("flash_attention_2", "sdpa", "eager") if flash else ("sdpa", "eager")
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        return torch.cuda.nvtx.range(name)
+
+    def profiler(self) -> AbstractContextManager[Any]:
+        return torch.cuda.profiler.profile()
 
 
 def driver_version() -> str | None:

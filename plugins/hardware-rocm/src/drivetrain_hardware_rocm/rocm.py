@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,3 +60,9 @@ class ROCm(TorchAccelerator):
     def attention(self) -> tuple[str, ...]:
         flash = importlib.util.find_spec("flash_attn")
         return ("flash_attention_2", "sdpa", "eager") if flash else ("sdpa", "eager")
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        return torch.cuda.nvtx.range(name)  # roctx in torch for HIP
+
+    def profiler(self) -> AbstractContextManager[Any]:
+        return torch.cuda.profiler.profile()  # hipProfilerStart and hipProfilerStop
