@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # what the quickstart needs (on a machine with an NVIDIA GPU too), and everything there is
-PACKAGES := core $(addprefix plugins/,advantages algo-dapo algo-dpo algo-grpo algo-opo algo-ppo algo-sft algo-spin algo-sppo backend-fsdp hardware-cuda hybrid-engine policy-losses report rollout-hf tasks trackers)
+PACKAGES := core $(addprefix plugins/,advantages algo-dapo algo-dpo algo-grpo algo-opo algo-ppo algo-sft algo-spin algo-sppo backend-common backend-fsdp hardware-cuda hybrid-engine policy-losses report rollout-hf tasks trackers)
 ALL_PACKAGES := core $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/[a-z]*/pyproject.toml)))
 TORCH := 2.13.0
 CONSTRAINTS := constraints/cpu.txt

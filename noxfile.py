@@ -7,9 +7,11 @@ that a session costs seconds.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +30,7 @@ TEST_COMPANIONS = {
     "algo-ppo": ("backend-fsdp", "rollout-hf"),
     "algo-sft": ("backend-fsdp", "rollout-hf"),
     "algo-sppo": ("backend-fsdp", "rollout-hf"),
-    "algo-spin": ("algo-dpo", "backend-fsdp", "rollout-hf"),
+    "algo-spin": ("backend-fsdp", "rollout-hf"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
     "optimizers": ("backend-fsdp",),
@@ -68,6 +70,19 @@ def _make_base() -> None:
         subprocess.run([*pip, "--force-reinstall", "--no-deps", str(ROOT / "core")], check=True)
 
 
+def _with_dependencies(packages: Iterable[str]) -> list[str]:
+    """The packages and those of this repository that they declare, and so on."""
+    found: list[str] = []
+    waiting = list(packages)
+    while waiting:
+        if (package := waiting.pop(0)) not in found:
+            found.append(package)
+            project = nox.project.load_toml(ROOT / "plugins" / package / "pyproject.toml")["project"]
+            declared = (re.match(r"drivetrain-([a-z-]+)", entry) for entry in project["dependencies"])
+            waiting += [match[1] for match in declared if match and match[1] in PACKAGES]
+    return found
+
+
 @nox.session(python=False)
 def isolation(session: nox.Session) -> None:
     """All isolated sessions, as many at a time as there are cores; each one's output comes when it has ended."""
@@ -94,12 +109,12 @@ def isolated(session: nox.Session, package: str) -> None:
     if BASE_IS_MADE not in os.environ:
         _make_base()
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    base, own = (str(session.run(python, "-c", script, silent=True, external=True)).strip()
+    base, site = (str(session.run(python, "-c", script, silent=True, external=True)).strip()
                  for python in (str(BASE / "bin" / "python"), "python"))  # fmt: skip
-    (Path(own) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
-    own_extra = f"{package}[test]" if package in TEST_EXTRAS else package
-    session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name)
-                    for name in (own_extra, *TEST_COMPANIONS.get(package, ()))))  # fmt: skip
+    (Path(site) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
+    _, *others = _with_dependencies((package, *TEST_COMPANIONS.get(package, ())))
+    own = f"{package}[test]" if package in TEST_EXTRAS else package
+    session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name) for name in (own, *others)))
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
     files = [f"plugins/{package}/tests/{name}" for name in TEST_FILES.get(package, ("",))]
     session.run("python", "-m", "pytest", *files, *session.posargs, env=env)

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from drivetrain import DrivetrainError, resolve
 from drivetrain.config import PluginConfig
-from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
-from drivetrain_backend_fsdp.logit_kernels import logit_kernel
+from drivetrain_backend_common.log_probs import Head, token_log_probs
+from drivetrain_backend_common.logit_kernels import logit_kernel
 
 Outputs = tuple[Tensor, "Tensor | None"]
 Contender = Callable[[Tensor, Tensor, Tensor, bool], Outputs]

@@ -25,6 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from drivetrain import Hardware, PluginConfig, resolve
+from drivetrain_backend_common.host_memory import Shelf
 from drivetrain_backend_fsdp import offload
 from drivetrain_backend_fsdp.config import AdamWConfig
 from drivetrain_backend_fsdp.optimizer import adamw
@@ -122,7 +123,7 @@ def main() -> None:
             functools.partial(shelves.take, chosen), arguments.rounds,
         )  # fmt: skip
         del shelves
-        shelf = offload.Shelf(hardware)
+        shelf = Shelf(hardware)
         cached = round_trip(hardware, functools.partial(shelf.put, tensors), shelf.take, arguments.rounds)
         del shelf
         for title, (there, back) in (("returned to the device", returned), ("kept by torch's allocator", cached)):

@@ -7,8 +7,6 @@ import torch
 
 # collected where a device is, as are the tests of its hardware plugin
 collect_ignore_glob = [] if torch.accelerator.is_available() else ["*_on_gpu.py"]
-if os.environ.get("TRITON_INTERPRET") == "1":  # then kernels run on a CPU
-    collect_ignore_glob = ["*offload_on_gpu.py", "*snapshot_on_gpu.py", "*attention_on_gpu.py"]
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from drivetrain import PluginError, RunError, UserError
+from drivetrain_backend_common import host_memory
 from drivetrain_backend_fsdp import offload
 from drivetrain_backend_fsdp.backend import FSDPBackend
 
@@ -207,17 +208,9 @@ def test_what_layers_save_is_on_the_host(qwen2: Path, checkpointing: bool) -> No
     assert len(hidden) == layers if checkpointing else len(hidden) > 4 * layers
 
 
-def test_buckets_are_powers_of_two_and_waste_little() -> None:
-    for nbytes in (1, 2**20, 2**20 + 1, 3 * 2**20, offload.BUCKET_BYTES - 1, 5 * offload.BUCKET_BYTES + 12345):
-        sizes = offload.bucket_sizes(nbytes)
-        assert nbytes <= sum(sizes) < nbytes + offload.SMALLEST_BYTES
-        assert all(size & (size - 1) == 0 and size <= offload.BUCKET_BYTES for size in sizes)
-    assert offload.bucket_sizes(0) == []
-
-
 def test_tensors_larger_than_a_bucket_are_cut(qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "BUCKET_BYTES", 1024)
-    monkeypatch.setattr(offload, "SMALLEST_BYTES", 64)
+    monkeypatch.setattr(host_memory, "BUCKET_BYTES", 1024)
+    monkeypatch.setattr(host_memory, "SMALLEST_BYTES", 64)
     plain = rig.backend(qwen2, micro_batch_tokens=30)
     made = rig.backend(qwen2, micro_batch_tokens=30, grad_offload=True)
     for seed in range(2):
@@ -226,15 +219,6 @@ def test_tensors_larger_than_a_bucket_are_cut(qwen2: Path, monkeypatch: pytest.M
         made.onload(EVERYTHING)
     assert max(p.nbytes for p in made.model.parameters()) > 4 * 1024
     assert fsdp_offload.same(fsdp_offload.snapshot(made), fsdp_offload.snapshot(plain))
-
-
-def test_host_memory_that_is_not_there_is_an_error() -> None:
-    pool = offload.HostPool(pinned=False)
-    with pytest.raises(UserError, match="of host memory are not to be had"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(offload, "BUCKET_BYTES", 2**62)
-            pool.reserve(2**62)
-    assert pool.nbytes == 0
 
 
 def test_cpu_offload_wants_several_processes(qwen2: Path) -> None:

@@ -14,9 +14,10 @@ from drivetrain import BackendContext, UserError, dispatch_call, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.metrics import Mean, Sum
 from drivetrain.workers import ActorRolloutRefWorker
+from drivetrain_backend_common.rows import Tokens
 from drivetrain_backend_fsdp.backend import FSDPBackend
 from drivetrain_backend_fsdp.config import FSDPConfig
-from drivetrain_backend_fsdp.packing import Tokens, pack
+from drivetrain_backend_fsdp.packing import pack
 from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 FAMILIES = ("gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe")

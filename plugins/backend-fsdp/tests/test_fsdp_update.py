@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from drivetrain import LossTerm, NonFiniteError, PluginError, UserError
-from drivetrain_backend_fsdp import objective
-from drivetrain_backend_fsdp.packing import micro_batches
+from drivetrain_backend_common import objective
+from drivetrain_backend_common.rows import micro_batches
 
 
 def test_gradients_equal_plain_pytorch(any_model: Path) -> None:

@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 from drivetrain import CheckpointError, UserError
 from drivetrain.seeds import derive_seed
 from drivetrain.weights import fingerprint
+from drivetrain_backend_common.folders import complete
 from drivetrain_backend_fsdp import loading
 from drivetrain_backend_fsdp.config import INSTALL_LORA
 from drivetrain_backend_fsdp.critic import value_head
-from drivetrain_backend_fsdp.folders import complete
 from drivetrain_backend_fsdp.sharding import local, whole
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from drivetrain import UserError
+from drivetrain_backend_common.log_probs import Head
 from drivetrain_backend_fsdp import attention, critic, loading
-from drivetrain_backend_fsdp.log_probs import Head
 from drivetrain_backend_fsdp.packing import Packed
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
+from drivetrain_backend_common.folders import complete
 from drivetrain_backend_fsdp import lora, sharding
-from drivetrain_backend_fsdp.folders import complete
 from drivetrain_backend_fsdp.sharding import whole
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from drivetrain import RunError, UserError
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
-    from drivetrain_backend_fsdp.packing import Packed, Tokens
+    from drivetrain_backend_common.rows import Tokens
+    from drivetrain_backend_fsdp.packing import Packed
 
 
 @dataclass(frozen=True)

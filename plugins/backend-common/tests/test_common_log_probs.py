@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
+from drivetrain_backend_common.log_probs import Head, token_log_probs
 
 TOKENS, HIDDEN, VOCAB, TEMPERATURE = 11, 6, 17, 0.7
 CHUNKS = (1, 4, 10, 11, 64)

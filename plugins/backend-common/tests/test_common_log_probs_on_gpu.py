@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_fsdp_log_probs import TEMPERATURE, assert_near, plain
+from test_common_log_probs import TEMPERATURE, assert_near, plain
 from torch import Tensor
 
-from drivetrain_backend_fsdp.log_probs import Head, token_log_probs
-from drivetrain_backend_fsdp.logit_kernels import Chunked, LogitKernel, logit_kernel
+from drivetrain_backend_common.log_probs import Head, token_log_probs
+from drivetrain_backend_common.logit_kernels import Chunked, LogitKernel, logit_kernel
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for a GPU", allow_module_level=True)
 
-from drivetrain_backend_fsdp.triton_kernel import BLOCK, Triton
+from drivetrain_backend_common.triton_kernel import BLOCK, Triton
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOKENS, HIDDEN = 21, 40

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from drivetrain_backend_fsdp.logit_kernels import Chunked, LogitKernel
+from drivetrain_backend_common.logit_kernels import Chunked, LogitKernel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,8 +84,8 @@ class Objective:
         )
         for term, _, spec in found:
             if unknown := set(spec.needs) - set(offered):
-                raise PluginError(f"the term {term.name!r} needs {sorted(unknown)}, which backend fsdp does not compute"
-                                  f" for a model that gives {' and '.join(offered)}")  # fmt: skip
+                raise PluginError(f"the term {term.name!r} needs {sorted(unknown)}, which the backend does not"
+                                  f" compute for a model that gives {' and '.join(offered)}")  # fmt: skip
         needed = {name for _, _, spec in found for name in spec.needs} | {offered[0]}
         return cls(found, tuple(name for name in offered if name in needed))
 

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drivetrain_backend_fsdp.log_probs import Head
-from drivetrain_backend_fsdp.logit_kernels import LogitKernel
+from drivetrain_backend_common.log_probs import Head
+from drivetrain_backend_common.logit_kernels import LogitKernel
 
 BLOCK = 4096  # numbers that a program holds at a time
 PER_WARP = 512

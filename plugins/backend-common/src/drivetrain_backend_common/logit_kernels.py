@@ -12,7 +12,7 @@ from torch import Tensor
 from drivetrain import UserError
 
 if TYPE_CHECKING:
-    from drivetrain_backend_fsdp.log_probs import Head
+    from drivetrain_backend_common.log_probs import Head
 
 
 class LogitKernel(ABC):
@@ -116,6 +116,6 @@ def logit_kernel(name: str | None, device: torch.device) -> type[LogitKernel]:
                              " brings for such devices")  # fmt: skip
     if name == "chunked" or not runs:
         return Chunked
-    from drivetrain_backend_fsdp.triton_kernel import Triton
+    from drivetrain_backend_common.triton_kernel import Triton
 
     return Triton

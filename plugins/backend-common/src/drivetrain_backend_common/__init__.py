@@ -1,0 +1,1 @@
+"""What backends compute alike: log-probabilities, objectives, micro-batches, and storages in host memory."""
