@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,26 +66,51 @@ class Head:
         return logits if factor == 1 else logits.mul_(factor)
 
 
+class VocabularyRanks(Protocol):
+    """Ranks that have some rows of the output layer each.
+
+    Attributes:
+        start: the first token of the vocabulary that this rank has.
+    """
+
+    start: int
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks: a collective call."""
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The maximum over the ranks: a collective call."""
+
+
 def token_log_probs(
     hidden: Tensor, targets: Tensor, head: Head, *, temperature: float, chunk_tokens: int, entropy: bool,
-    kernel: type[LogitKernel] = Chunked,
+    kernel: type[LogitKernel] = Chunked, ranks: VocabularyRanks | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Log-probability of each target, and the entropy of the distribution it belongs to.
 
+    Where ranks share the vocabulary, the head is this rank's part of it, and a few numbers a token travel, no logits:
+    with the logsumexp L_r and entropy H_r of each rank's part,
+
+        L = log sum_r exp(L_r)        H = L - sum_r exp(L_r - L) (L_r - H_r)
+
+    The gradient of the hidden states is then this rank's share of a sum over the ranks.
+
     Args:
         hidden: ``(tokens, hidden)``.
-        targets: ``(tokens,)``.
+        targets: ``(tokens,)``, tokens of the whole vocabulary.
         temperature: logits are divided by it.
         chunk_tokens: tokens whose logits exist at one time.
         entropy: whether to compute the second result; it is None otherwise.
         kernel: does the elementwise part.
+        ranks: that share the vocabulary.
 
     Returns:
         ``(tokens,)`` in float32 each, differentiable in hidden states, weight and bias.
     """
     log_probs, entropies = _TokenLogProbs.apply(
-        hidden, head.weight, head.bias, targets, (head.scale, head.softcap, temperature), chunk_tokens, entropy, kernel
-    )
+        hidden, head.weight, head.bias, targets, (head.scale, head.softcap, temperature), chunk_tokens, entropy, kernel,
+        ranks,
+    )  # fmt: skip
     return log_probs, entropies
 
 
@@ -93,10 +118,10 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, shape: Any, chunk: int,
-        entropy: bool, kernel: type[LogitKernel],
+        entropy: bool, kernel: type[LogitKernel], ranks: VocabularyRanks | None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         scale, softcap, temperature = shape
-        targets = targets.contiguous()
+        targets = targets.contiguous() if ranks is None else _own(targets, ranks.start, len(weight))
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
         lse, entropies = torch.empty_like(log_probs), torch.empty_like(log_probs) if entropy else None
         logits = _buffer(hidden, weight, chunk)
@@ -104,11 +129,15 @@ class _TokenLogProbs(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             work.statistics(
-                hidden[part], targets[part], log_probs[part], lse[part], None if entropies is None else entropies[part]
-            )
+                hidden[part], targets[part].clamp(min=0), log_probs[part], lse[part],
+                None if entropies is None else entropies[part],
+            )  # fmt: skip
+        if ranks is not None:
+            log_probs, lse, entropies = _joined(ranks, targets, log_probs, lse, entropies)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropies)
         ctx.options = (shape, chunk, kernel)
-        ctx.logits = logits if any(ctx.needs_input_grad[:3]) else None  # what the kernel left of the last chunk
+        # what the kernel left of the last chunk, if it is of the whole vocabulary
+        ctx.logits = logits if any(ctx.needs_input_grad[:3]) and ranks is None else None
         ctx.set_materialize_grads(False)
         return log_probs, entropies
 
@@ -118,7 +147,7 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropies = ctx.saved_tensors
         (scale, softcap, temperature), chunk, kernel = ctx.options
         if grad_log_probs is None and grad_entropies is None:
-            return (None,) * 8
+            return (None,) * 9
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -152,8 +181,25 @@ class _TokenLogProbs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
+
+
+def _own(targets: Tensor, start: int, rows: int) -> Tensor:
+    """Targets among the tokens that a rank has, counted from its first one; -1 for those of other ranks."""
+    own = targets - start
+    return torch.where((own >= 0) & (own < rows), own, -1)
+
+
+def _joined(
+    ranks: VocabularyRanks, targets: Tensor, log_probs: Tensor, lse: Tensor, entropies: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities, logsumexp and entropies over the vocabulary, from those over each rank's part of it."""
+    largest = ranks.max(lse)
+    whole = largest + ranks.sum((lse - largest).exp()).log()
+    chosen = ranks.sum(torch.where(targets < 0, 0.0, log_probs + lse))
+    joined = None if entropies is None else whole - ranks.sum((lse - whole).exp() * (lse - entropies))
+    return chosen - whole, whole, joined
 
 
 def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:

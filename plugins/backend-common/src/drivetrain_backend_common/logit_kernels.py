@@ -45,6 +45,9 @@ class LogitKernel(ABC):
     ) -> Tensor:  # fmt: skip
         """The gradient of the products ``x``, ``(tokens, vocabulary)`` in the dtype of the weight, less a factor.
 
+        A target of -1 is none of these tokens. ``lse`` and ``entropies`` are of the distribution that the targets
+        belong to, which may have more tokens than these.
+
         Without gradients of entropies it is that of ``-log p(y)`` for each token; with them, that of the weighted sum
         of both outputs, of which both weights are given. A factor ``scale / temperature`` is left out.
 
@@ -79,18 +82,18 @@ class Chunked(LogitKernel):
         self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor | None,
         grad_entropies: Tensor | None, *, computed: bool,
     ) -> Tensor:  # fmt: skip
-        log_p, y = self.memory[: len(hidden)], targets[:, None]
+        log_p, y, hit = self.memory[: len(hidden)], targets[:, None].clamp(min=0), (targets >= 0)[:, None]
         if not computed:
             self.head.logits(hidden, self.temperature, out=log_p).sub_(lse[:, None])
         if grad_entropies is None:
             inner = log_p.exp_()
-            inner.scatter_add_(1, y, torch.full_like(y, -1, dtype=inner.dtype))
+            inner.scatter_add_(1, y, -hit.to(inner.dtype))
         else:
             assert entropies is not None and grad_log_probs is not None
             inner = torch.add(log_p, entropies[:, None], out=self._spare(len(y))).mul_(-grad_entropies[:, None])
             inner -= grad_log_probs[:, None]
             inner *= log_p.exp_()
-            inner.scatter_add_(1, y, grad_log_probs[:, None])
+            inner.scatter_add_(1, y, grad_log_probs[:, None] * hit)
         if self.head.softcap is not None:
             unused = self._spare(len(y)) if grad_entropies is None else log_p
             bent = self.head.logits(hidden, out=unused).div_(self.head.softcap)
