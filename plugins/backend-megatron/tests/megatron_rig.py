@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from tokenizers import Tokenizer as WordTokenizer
+from tokenizers import models as tokenizer_models
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import models as transformers_models
 
 from drivetrain_backend_megatron import build, cpu, families, gradients, packing, parallel, pipeline, weights
@@ -46,6 +48,12 @@ def write_model(name: str, folder: Path, **other: Any) -> Path:
                 parameter += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder, max_shard_size="40KB")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One of words w0, w1 and so on."""
+    inner = WordTokenizer(tokenizer_models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="w2").save_pretrained(folder)
 
 
 # Of each data parallel rank four micro-batches of the lengths of their sequences, whose sums do not divide by two

@@ -53,6 +53,33 @@ class MegatronConfig(PluginConfig):
         "local", description="Whose layers the model is made of: megatron-core's own, with PyTorch's attention."
     )
 
+    use_distributed_optimizer: bool = Field(
+        False,
+        description="Each data parallel rank keeps the optimizer's moments, and float32 copies of weights in half"
+        " precision, of a share of the parameters (ZeRO-1).",
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Tokens of one packed micro-batch, over the ranks of context parallelism; a longer sequence travels"
+        " alone. Omitted: 2048 on a CPU, and 16384 elsewhere.",
+    )
+    log_prob_chunk_tokens: int = Field(
+        2048, gt=0, description="Tokens whose logits over a rank's part of the vocabulary exist at one time."
+    )
+    log_prob_kernel: Literal["chunked", "triton"] | None = Field(
+        None,
+        description="What computes log-probabilities, entropies and their gradients from the logits of a chunk:"
+        " PyTorch's operations (chunked), or kernels that read the logits once a pass (triton). Omitted: triton on"
+        " devices of torch's type cuda, where the package triton is, and chunked elsewhere.",
+    )
+    max_skipped_steps: int = Field(
+        0,
+        ge=0,
+        description="Updates in a row that may be skipped because the loss or the norm of its gradient is not finite;"
+        " one more stops the run. A skipped update changes no weight and no moment.",
+    )
+
     @property
     def expert_tensor_size(self) -> int:
         """Ranks that share each expert's matrices."""
@@ -60,6 +87,18 @@ class MegatronConfig(PluginConfig):
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from self.problems()
+        learns = self == run.actor.backend
+        optimizer = run.actor.optimizer
+        if learns and optimizer.name != "adamw":
+            yield Problem(key="name", what=f"backend megatron trains with optimizer adamw, by megatron-core's own Adam;"
+                          f" the run asks for {optimizer.name!r}", mend="set actor.optimizer.name=adamw, or use backend"
+                          " fsdp")  # fmt: skip
+        elif learns and optimizer.departs("fused"):
+            yield Problem(key="name", what="backend megatron chooses the kernel of its Adam by itself",
+                          mend="remove actor.optimizer.fused")  # fmt: skip
+        if learns and run.model.dtype == "float16":
+            yield Problem(key="name", what="backend megatron does not train in float16, which needs the loss scaled",
+                          mend="set model.dtype=bfloat16, or use backend fsdp")  # fmt: skip
         file = run.model.path / "config.json"
         if file.is_file():
             yield from self.model_problems(json.loads(file.read_text()))

@@ -14,12 +14,16 @@ from megatron.core.models.gpt import GPTModel
 from torch import nn
 
 
-def wrapped(pieces: Sequence[GPTModel]) -> list[DistributedDataParallel]:
-    """The pieces with float32 buffers ``main_grad`` for their gradients, which :func:`pipeline.run` fills."""
+def wrapped(pieces: Sequence[GPTModel], *, distributed_optimizer: bool = False) -> list[DistributedDataParallel]:
+    """The pieces with float32 buffers ``main_grad`` for their gradients, which :func:`pipeline.run` fills.
+
+    Args:
+        distributed_optimizer: each data parallel rank has the sums for a share of the parameters alone.
+    """
     options = pieces[0].config
     options.finalize_model_grads_func = _finalize
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False,
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=distributed_optimizer,
         check_for_nan_in_grad=False, average_in_collective=False,
     )  # fmt: skip
     return [DistributedDataParallel(options, settings, piece, disable_bucketing=number > 0)

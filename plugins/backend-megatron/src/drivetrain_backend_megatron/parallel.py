@@ -10,6 +10,10 @@ from drivetrain import RankLayout, RunError
 from drivetrain_backend_megatron.config import MegatronConfig
 
 
+_users = 0  # models of this process
+_own_world = False  # whether this module initialised torch.distributed
+
+
 def initialize(config: MegatronConfig, *, communication_backend: str, seed: int) -> None:
     """Make the process groups of a config; a second model of this process shares them.
 
@@ -22,7 +26,9 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
     Raises:
         drivetrain.RunError: the processes do not divide, or another model of this process is parallel in another way.
     """
+    global _users, _own_world
     if not dist.is_initialized():
+        _own_world = True
         dist.init_process_group(communication_backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     if problem := config.sizes_problem(dist.get_world_size()):
         raise RunError(problem, where="backend megatron", mend="let the sizes multiply to a divisor of the processes")
@@ -52,6 +58,19 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
             f" tensor): {found}; this one asks for {wanted}",
             where="backend megatron", mend="give models of one pool the same sizes, or pools of their own",
         )  # fmt: skip
+    _users += 1
+
+
+def release() -> None:
+    """Give up the process groups, once for each :func:`initialize`; the last model takes them along."""
+    global _users, _own_world
+    _users -= 1
+    if _users:
+        return
+    parallel_state.destroy_model_parallel()
+    if _own_world:
+        dist.destroy_process_group()
+        _own_world = False
 
 
 def layout() -> RankLayout:

@@ -28,9 +28,9 @@ def run(
     Args:
         pieces: of the model, on this rank, perhaps in the wrappers that sum gradients.
         micro_batches: of each the ``(tokens,)`` ids of its sequences, one after the other, and their lengths.
-        loss: called on the last stage with logits ``(1, tokens, vocabulary)``, this rank's share of the tokens (padded)
-            and of the vocabulary (padded), what describes the packing, and the number of the micro-batch. Gives a share
-            of a loss.
+        loss: called on the last stage with what the model gives, what describes the packing, and the number of the
+            micro-batch. The model gives logits ``(1, tokens, vocabulary)``, this rank's share of the tokens (padded)
+            and of the vocabulary (padded); or what :func:`head.detach` says. The result is a share of a loss.
     """
     device = next(pieces[0].parameters()).device
     options = get_model_config(pieces[0])
@@ -45,8 +45,8 @@ def run(
         ids = ids[places(packed.lengths, cp=cp, rank=rank)][None].to(device)
         output = model(ids, None, None, packed_seq_params=packed)
 
-        def share(logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            return loss(logits, packed, number), torch.tensor(0, dtype=torch.int), {}
+        def share(given: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+            return loss(given, packed, number), torch.tensor(0, dtype=torch.int), {}
 
         return output, share
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivetrain import ConfigAliasSpec, DispatchModeSpec, hookimpl
+from drivetrain import BackendSpec, ConfigAliasSpec, DispatchModeSpec, hookimpl
+
+
+@hookimpl
+def drivetrain_backends() -> Iterable[BackendSpec]:
+    """The backend ``megatron``."""
+    yield BackendSpec(
+        name="megatron",
+        summary="Trains megatron-core models on packed sequences, with tensor, pipeline, context, expert and data"
+        " parallelism.",
+        factory="drivetrain_backend_megatron.backend:MegatronBackend",
+        config="drivetrain_backend_megatron.config:MegatronConfig",
+        provides=("backend.train", "backend.log_probs", "backend.weights", "backend.export"),
+    )
 
 
 @hookimpl

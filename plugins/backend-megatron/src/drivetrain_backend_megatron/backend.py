@@ -1,0 +1,257 @@
+"""The backend ``megatron``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError
+from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
+from drivetrain.numerics import LossInputs
+from drivetrain.protocol import units
+from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_common.log_probs import token_log_probs
+from drivetrain_backend_common.logit_kernels import logit_kernel
+from drivetrain_backend_common.objective import Columns, Objective
+from drivetrain_backend_common.rows import Tokens, micro_batches
+from drivetrain_backend_megatron import build, cpu, families, folders, gradients, head, parallel, pipeline, state, weights
+from drivetrain_backend_megatron.optimizer import Optimizer
+from drivetrain_backend_megatron.packing import PackedParams
+from drivetrain_backend_megatron.sequences import Sequences
+
+if TYPE_CHECKING:
+    from drivetrain import DataProto, LossTerm
+    from drivetrain.numerics import Counts
+    from drivetrain_backend_megatron.config import MegatronConfig
+
+OUTPUTS = ("log_probs", "entropy")
+Consumer = Callable[[int, dict[str, Tensor]], Tensor]
+"""Takes the number of a micro-batch and the outputs of its wanted tokens, ``(wanted,)``; gives a share of a loss."""
+
+
+class MegatronBackend(TrainingBackend):
+    """A causal language model of megatron-core and its optimizer, over ranks of tensor, pipeline, context, expert and
+    data parallelism."""
+
+    config: MegatronConfig
+
+    def initialize(self) -> None:
+        context, config = self.context, self.config
+        if context.role in ("critic", "reward"):
+            raise UserError(f"backend megatron has no model for the role {context.role}", where=f"{context.role}.backend",
+                            mend="use backend fsdp for it")  # fmt: skip
+        self.device = context.hardware.device()
+        self.log_prob_kernel = logit_kernel(config.log_prob_kernel, self.device)
+        dtype = getattr(torch, context.model.dtype)
+        self.hf_config = folders.read_config(context)
+        entries = self.hf_config.to_dict()
+        kind, shape = families.family(entries), families.Shape.of(entries)
+        self.vocab_size = shape.vocab
+        self.version = 0
+        self.skipped = 0  # updates in a row
+        with self._engine():
+            parallel.initialize(config, communication_backend=context.hardware.communication_backend,
+                                seed=context.seed)  # fmt: skip
+            options = build.transformer_config(config, kind, shape, entries, dtype=dtype, device=self.device)
+            self.pieces = build.build(options, shape, self.hf_config, self.device)
+            table = families.parameters(kind, shape)
+            with folders.weights_of(context, self.hf_config) as folder:
+                weights.load(self.pieces, table, folder)
+            self.last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+            if self.last:
+                head.detach(self.pieces[-1])
+            self.vocabulary = head.TensorRanks(shape.vocab)
+            self.optimizer: Optimizer | None = None
+            if context.optimizer is None:
+                for piece in self.pieces:
+                    piece.requires_grad_(False)
+            else:
+                shared = config.use_distributed_optimizer
+                self.learning = gradients.wrapped(self.pieces, distributed_optimizer=shared)
+                self.optimizer = Optimizer(self.learning, context.optimizer, distributed=shared)
+            self.gatherer = weights.Gatherer(self.pieces, table)
+
+    @property
+    def layout(self) -> RankLayout:
+        return parallel.layout()
+
+    def _engine(self) -> AbstractContextManager[None]:
+        """Around whatever calls megatron-core."""
+        return cpu.stand_in() if self.device.type == "cpu" else nullcontext()
+
+    # -- computing --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
+        if unknown := set(outputs) - set(OUTPUTS):
+            raise PluginError(f"backend megatron does not compute {sorted(unknown)}")
+        responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
+        wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
+        tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
+        plan = self._even(self._plan(tokens))
+        sequences = [Sequences.of(tokens, rows) for rows in plan]
+        result = {name: torch.zeros(wanted.shape, device=self.device) for name in outputs}
+
+        def keep(number: int, computed: dict[str, Tensor]) -> Tensor:
+            packed = sequences[number]
+            if len(packed.row):
+                where = torch.tensor(plan[number])[packed.row], packed.column
+                for name in result:
+                    result[name][where] = computed[name]
+            return torch.zeros((), device=self.device)
+
+        self._run(self.pieces, sequences, outputs, temperature, keep, forward_only=True)
+        if self.layout.pp_size > 1:  # the last stage has them
+            group = parallel_state.get_pipeline_model_parallel_group()
+            for name in sorted(result):
+                dist.broadcast(result[name], parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        return result
+
+    def update(
+        self, batch: DataProto, terms: Sequence[LossTerm], counts: Counts, *, temperature: float, lr_factor: float
+    ) -> dict[str, Metric]:
+        """As the contract says; metrics of the terms are on the last pipeline stage alone."""
+        if self.optimizer is None:
+            raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
+        objective = Objective.of(terms, OUTPUTS)
+        mask = batch.batch["response_mask"]
+        tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
+        plan = self._plan(tokens, objective.joins(batch))
+        objective.check(len(plan), self.layout.dp_size)
+        plan = self._even(plan)
+        sequences = [Sequences.of(tokens, rows) for rows in plan]
+        columns = Columns(batch, self.device)
+        total = torch.zeros((), device=self.device)
+        parts: list[dict[str, Metric]] = []
+
+        def share(number: int, computed: dict[str, Tensor]) -> Tensor:
+            nothing = 0 * computed[objective.outputs[0]].sum()  # a part in the backward pass all the same
+            rows, packed = plan[number], sequences[number]
+            if not rows:
+                return nothing
+            zeros, where = torch.zeros(len(rows), mask.shape[1], device=self.device), (packed.row, packed.column)
+            inputs = {name: zeros.index_put(where, computed[name]) for name in objective.outputs}
+            loss, metrics = objective(LossInputs(**inputs), columns.of(rows), counts)
+            parts.append(metrics)
+            total.add_(loss.detach())
+            return loss + nothing
+
+        with self._engine():
+            self.optimizer.clear()
+        self._run(self.learning, sequences, objective.outputs, temperature, share, forward_only=False)
+        skipped = self.skipped
+        metrics = self._step(self.optimizer, total, lr_factor)
+        return metrics if self.skipped > skipped else merge_metrics(parts) | metrics
+
+    def _run(
+        self, pieces: Sequence[Any], sequences: Sequence[Sequences], outputs: Collection[str], temperature: float,
+        consume: Consumer, *, forward_only: bool,
+    ) -> None:  # fmt: skip
+        """Run micro-batches, and give the last stage's consumer their outputs, one micro-batch after the other."""
+        if not temperature > 0:
+            raise UserError(f"log-probabilities at temperature {temperature} are undefined", where="temperature")
+        cp, rank = self.layout.cp_size, self.layout.cp
+        ranks = self.vocabulary if self.vocabulary.size > 1 else None
+
+        def loss(hidden: Tensor, packed: PackedParams, number: int) -> Tensor:
+            of = sequences[number]
+            own, place = (places.to(self.device) for places in of.predictors(packed, cp=cp, rank=rank))
+            output = self.vocabulary.head(self.pieces[-1])
+            log_probs, entropies = token_log_probs(
+                hidden[0].index_select(0, place), of.target.to(self.device)[own], output, temperature=temperature,
+                chunk_tokens=self.config.log_prob_chunk_tokens, entropy="entropy" in outputs,
+                kernel=self.log_prob_kernel, ranks=ranks,
+            )  # fmt: skip
+            computed = {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
+            for name, values in computed.items():
+                zeros = torch.zeros(len(of.target), device=self.device)
+                computed[name] = head.over_context_ranks(zeros.index_put((own,), values))
+            return consume(number, computed)
+
+        with self._engine():
+            batches = [(of.ids, of.lengths) for of in sequences]
+            pipeline.run(pieces, batches, loss, forward_only=forward_only)
+
+    def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
+        """Rows of each micro-batch."""
+        budget = self.config.micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
+        return micro_batches(tokens.lengths, units(len(tokens.lengths), joins), budget)
+
+    def _even(self, plan: list[list[int]]) -> list[list[int]]:
+        """The plan, with empty micro-batches up to as many as the busiest rank has, and as interleaved stages need."""
+        count = torch.tensor(max(len(plan), 1), device=self.device)
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        multiple = self.layout.pp_size if self.config.virtual_pipeline_model_parallel_size else 1
+        return plan + [[]] * (-(-int(count) // multiple) * multiple - len(plan))
+
+    def _step(self, optimizer: Optimizer, total: Tensor, lr_factor: float) -> dict[str, Metric]:
+        """Clip the gradients and take the step, or take none if something is not finite; all ranks decide alike."""
+        where, allowed = self.layout, self.config.max_skipped_steps
+        with self._engine():
+            norm = optimizer.gradient_norm()
+        once = self.last and where.tp == where.cp == 0  # ranks that share rows have the same loss
+        sums = torch.stack([total if once else torch.zeros_like(total), torch.zeros_like(total)])
+        sums[1] = float(not math.isfinite(norm))
+        dist.all_reduce(sums)
+        loss = float(sums[0])
+        finite = math.isfinite(loss) and not sums[1]
+        if not finite and self.skipped == allowed:
+            with self._engine():
+                optimizer.clear()
+            before = f", after {allowed} skipped updates" if allowed else ""
+            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}{before}; no weight was"
+                                 " changed", where=f"update of {self.context.role}",
+                                 mend="look for extreme rewards or log-probabilities, or lower the learning rate",
+                                 )  # fmt: skip
+        self.skipped = 0 if finite else self.skipped + 1
+        with self._engine():
+            if finite:
+                optimizer.step(lr_factor=lr_factor, norm=norm, max_norm=self.context.max_grad_norm)
+                self.version += 1
+            optimizer.clear()
+        metrics: dict[str, Metric] = {"lr": Mean(optimizer.lr * lr_factor, 1)}
+        for name, value in (("loss", loss), ("grad_norm", norm)):
+            metrics[name] = Mean(value, 1) if finite else Mean(0.0, 0)  # of the updates that were taken
+        if allowed:
+            metrics["skipped_steps"] = Sum(float(not finite and where.dp == 0))  # once over all ranks
+        return metrics
+
+    # -- state and weights ------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        state.save(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
+
+    def load(self, folder: Path) -> None:
+        state.load(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
+
+    @property
+    def _position(self) -> dict[str, Any]:
+        config = self.config
+        options = {"virtual_pipeline": config.virtual_pipeline_model_parallel_size,
+                   "expert_tensor": config.expert_tensor_size,
+                   "distributed_optimizer": config.use_distributed_optimizer}  # fmt: skip
+        return {"rank": self.context.rank, "layout": self.layout, "options": options}
+
+    def export(self, folder: Path) -> None:
+        folders.export(self.gatherer.entries(), self.hf_config, self.context, folder)
+
+    def weights(self, *, bucket_bytes: int, sharded: bool = False) -> AbstractContextManager[WeightStream]:
+        if sharded:
+            raise PluginError("backend megatron does not lend shards")
+        return lend(self.gatherer.entries(), bucket_bytes=bucket_bytes, version=self.version)
+
+    def close(self) -> None:
+        self.optimizer = None
+        self.pieces = []
+        self.learning = []
+        del self.gatherer
+        parallel.release()
+        self.context.hardware.empty_cache()

@@ -1,0 +1,119 @@
+"""Hugging Face folders: what a model is read from, and what it is exported to."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
+
+from drivetrain import UserError
+from drivetrain.weights import WeightEntry
+from drivetrain_backend_common.folders import complete
+
+if TYPE_CHECKING:
+    from drivetrain import BackendContext
+
+FILE_BYTES = 4 * 2**30
+
+
+def read_config(context: BackendContext) -> PreTrainedConfig:
+    """The config of the model that ``context.model`` describes.
+
+    Raises:
+        drivetrain.UserError: when there is none, or the hardware does not compute in the dtype.
+    """
+    model = context.model
+    if model.dtype not in context.hardware.dtypes():
+        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where="model.dtype",
+                        mend=f"choose from {', '.join(context.hardware.dtypes())}")  # fmt: skip
+    if not (model.path / "config.json").is_file():
+        what = "has no config.json" if model.path.is_dir() else "is no folder"
+        raise UserError(f"{model.path} {what}", where="model.path", mend="give the folder of a Hugging Face model")
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+@contextmanager
+def weights_of(context: BackendContext, config: PreTrainedConfig) -> Iterator[Path]:
+    """A folder with the model's weights: the one given, or one with weights that transformers draws from the run's
+    seed, which takes the whole model's size in this process's host memory and on its disk."""
+    if context.model.init != "random":
+        yield context.model.path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, context.model.dtype))
+        model.save_pretrained(folder)
+        del model
+        yield Path(folder)
+
+
+def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: BackendContext, folder: Path) -> None:
+    """Write a Hugging Face folder, which appears whole or not at all: a collective call; rank 0 writes."""
+    if context.rank:
+        for _ in entries:
+            pass
+        return
+    model = context.model
+    with complete(folder) as aside:
+        write_weights(entries, aside, file_bytes=FILE_BYTES)
+        config.dtype = getattr(torch, model.dtype)
+        config.save_pretrained(aside)
+        given = (model.path / "generation_config.json").is_file()
+        generation = (GenerationConfig.from_pretrained(model.path) if given
+                      else GenerationConfig.from_model_config(config))  # fmt: skip
+        generation.save_pretrained(aside)
+        try:
+            AutoTokenizer.from_pretrained(
+                model.tokenizer_path, trust_remote_code=model.trust_remote_code
+            ).save_pretrained(aside)
+        except (OSError, ValueError) as error:
+            raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
+                            mend="give the folder of a tokenizer") from error  # fmt: skip
+
+
+def write_weights(entries: Iterable[WeightEntry], folder: Path, *, file_bytes: int) -> None:
+    """Write weights as safetensors, in files of at most ``file_bytes``; a larger tensor has one to itself.
+
+    No more than the tensors of one file are in host memory.
+    """
+    files: list[tuple[Path, list[str]]] = []
+    pending: dict[str, Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        path = folder / f"part-{len(files)}.safetensors"
+        save_file(pending, path, metadata={"format": "pt"})
+        files.append((path, list(pending)))
+        pending.clear()
+
+    for entry in entries:
+        if entry.alias:
+            continue
+        if pending and size + entry.nbytes > file_bytes:
+            flush()
+            size = 0
+        pending[entry.name] = torch.empty(entry.shape, dtype=entry.dtype).copy_(entry.tensor)
+        size += entry.nbytes
+        total += entry.nbytes
+    flush()
+    if len(files) == 1:
+        files[0][0].rename(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for number, (path, names) in enumerate(files, 1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        path.rename(folder / name)
+        weight_map |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))

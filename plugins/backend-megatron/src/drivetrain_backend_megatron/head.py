@@ -1,0 +1,81 @@
+"""The output layer, without logits: log-probabilities from hidden states and this rank's part of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+from drivetrain_backend_common.log_probs import Head
+
+
+def detach(piece: GPTModel) -> None:
+    """Make the last stage give hidden states ``(1, tokens, hidden)`` in place of logits.
+
+    They are those of all tokens of a rank of context parallelism. Their gradient is summed over the ranks of tensor
+    parallelism, which have a part of the vocabulary each.
+    """
+    gathers = piece.config.sequence_parallel
+
+    def forward(hidden: Tensor, **unused: Any) -> tuple[Tensor, None]:
+        if gathers:
+            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True), None
+        return copy_to_tensor_model_parallel_region(hidden), None
+
+    piece.output_layer.forward = forward
+
+
+class TensorRanks:
+    """The ranks of tensor parallelism, as those that share the vocabulary.
+
+    Attributes:
+        start: the first token that this rank has.
+        rows: how many it has; beyond them its part of the output layer is padding.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        size, rank = (parallel_state.get_tensor_model_parallel_world_size(),
+                      parallel_state.get_tensor_model_parallel_rank())  # fmt: skip
+        share = -(-vocab_size // size)
+        self.group = parallel_state.get_tensor_model_parallel_group()
+        self.size = size
+        self.start = share * rank
+        self.rows = min(share, vocab_size - self.start)
+
+    def head(self, piece: GPTModel) -> Head:
+        """This rank's part of the output layer of the last stage."""
+        tied = piece.share_embeddings_and_output_weights
+        weight = piece.shared_embedding_or_output_weight() if tied else piece.output_layer.weight
+        return Head(weight=weight if len(weight) == self.rows else weight[: self.rows])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        return self._reduced(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The maximum over the ranks."""
+        return self._reduced(tensor, dist.ReduceOp.MAX)
+
+    def _reduced(self, tensor: Tensor, operation: Any) -> Tensor:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, op=operation, group=self.group)
+        return tensor
+
+
+def over_context_ranks(own: Tensor) -> Tensor:
+    """The sum of what ranks of context parallelism have, each zero where others have something.
+
+    The gradient of it is the gradient of this rank's part: others compute the same loss from theirs.
+    """
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return own
+    others = own.detach().clone()
+    dist.all_reduce(others, group=parallel_state.get_context_parallel_group())
+    return own + (others - own.detach())

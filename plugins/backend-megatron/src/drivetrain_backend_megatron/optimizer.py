@@ -1,0 +1,69 @@
+"""megatron-core's Adam for the section ``optimizer`` with ``name: adamw``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+
+class Optimizer:
+    """AdamW on float32 copies of this rank's parameters, or on a share of them for each data parallel rank.
+
+    Weight decay applies to parameters of two and more dimensions; norms and biases, which have one, keep their size.
+
+    Attributes:
+        parts: megatron-core's optimizers, of dense parameters and of experts.
+        lr: the configured learning rate.
+    """
+
+    def __init__(self, pieces: Sequence[DistributedDataParallel], section: Any, *, distributed: bool) -> None:
+        """Make it.
+
+        Args:
+            pieces: of the model, with buffers for gradients.
+            section: with ``lr``, ``betas``, ``eps`` and ``weight_decay``.
+            distributed: whether data parallel ranks have shares of moments and float32 parameters.
+        """
+        dtype = next(pieces[0].parameters()).dtype
+        settings = OptimizerConfig(
+            optimizer="adam", lr=section.lr, weight_decay=section.weight_decay, adam_beta1=section.betas[0],
+            adam_beta2=section.betas[1], adam_eps=section.eps, bf16=dtype == torch.bfloat16, params_dtype=dtype,
+            use_distributed_optimizer=distributed, clip_grad=0.0,
+        )  # fmt: skip
+        self._pieces = pieces
+        self.lr = section.lr
+        self._all = get_megatron_optimizer(settings, list(pieces), use_gloo_process_groups=False)
+        self.parts = list(getattr(self._all, "chained_optimizers", [self._all]))
+        for group in self._groups():
+            group["weight_decay"] = section.weight_decay * group["wd_mult"]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts if part.optimizer is not None for group in part.optimizer.param_groups]
+
+    def gradient_norm(self) -> float:
+        """The 2-norm of the gradients of all ranks as one vector; a collective call, once after gradients are summed.
+
+        What several ranks have alike counts once.
+        """
+        self._all.prepare_grads()
+        return float(self._all.get_grad_norm())
+
+    def step(self, *, lr_factor: float, norm: float, max_norm: float | None) -> None:
+        """Update the parameters: a collective call. Gradients of this norm are scaled down to ``max_norm``."""
+        for group in self._groups():
+            group["lr"] = self.lr * lr_factor
+        for part in self.parts:
+            if max_norm is not None and (parameters := part.get_parameters()):
+                clip_grad_by_total_norm_fp32(parameters, max_norm, norm)
+        self._all.step_with_ready_grads()
+
+    def clear(self) -> None:
+        """Make all gradients zero."""
+        self._all.zero_grad()
+        for piece in self._pieces:
+            piece.zero_grad_buffer()

@@ -1,0 +1,217 @@
+"""What processes do with a backend, and the same mathematics in plain padded PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import megatron_rig as rig
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from drivetrain import BackendContext, DataProto, LossTerm, NonFiniteError, OptimizerConfig, resolve
+from drivetrain.config import ModelConfig, PluginConfig
+from drivetrain.numerics import Counts, LossInputs
+from drivetrain_backend_megatron.backend import MegatronBackend
+from drivetrain_backend_megatron.config import MegatronConfig
+
+PROMPT, RESPONSE, ROWS = 7, 9, 12
+TEMPERATURE, MAX_NORM, STEPS = 0.8, 0.5, 2
+TERMS = (LossTerm(name="clip", args={"clip_low": 0.1, "clip_high": 0.3}),
+         LossTerm(name="kl", weight=0.3, args={"aggregation": "seq-mean-token-mean"}),
+         LossTerm(name="entropy", weight=0.1))  # fmt: skip
+
+
+class Adam(OptimizerConfig):
+    """An epsilon that hides the rounding of small gradients."""
+
+    name: str = "adamw"
+    lr: float = 1e-2
+    betas: tuple[float, float] = (0.8, 0.9)
+    eps: float = 1e-3
+    weight_decay: float = 0.1
+
+
+def backend(
+    folder: Path, *, rank: int = 0, world_size: int = 1, learns: bool = True, model: Any = None, **options: Any
+) -> MegatronBackend:
+    """A backend that is ready to work."""
+    context = BackendContext(
+        role="actor" if learns else "ref", model=ModelConfig(path=folder, **(model or {})),
+        optimizer=Adam() if learns else None, max_grad_norm=MAX_NORM,
+        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")), rank=rank, world_size=world_size, seed=5,
+    )  # fmt: skip
+    made = MegatronBackend(MegatronConfig(**{"micro_batch_tokens": 30} | options), context)
+    made.initialize()
+    return made
+
+
+def batch() -> DataProto:
+    """Rows of all lengths, with tokens of an environment and with NaN wherever nothing may look."""
+    random = torch.Generator().manual_seed(0)
+    ids = torch.zeros(ROWS, PROMPT + RESPONSE, dtype=torch.long)
+    real, mask = torch.zeros_like(ids), torch.zeros(ROWS, RESPONSE, dtype=torch.long)
+    columns = {name: torch.full((ROWS, RESPONSE), torch.nan) for name in
+               ("advantages", "old_log_probs", "ref_log_probs")}  # fmt: skip
+    for row in range(ROWS):
+        before = int(torch.randint(1, PROMPT + 1, (), generator=random))
+        after = int(torch.randint(1, RESPONSE + 1, (), generator=random))
+        span = slice(PROMPT - before, PROMPT + after)
+        ids[row, span] = torch.randint(3, rig.VOCAB, (before + after,), generator=random)
+        real[row, span] = 1
+        mask[row, :after] = (torch.rand(after, generator=random) < 0.8).long()
+        for name, column in columns.items():
+            value = torch.randn(after, generator=random) * 0.3 - 4 * (name != "advantages")
+            column[row, :after] = torch.where(mask[row, :after] == 1, value, torch.nan)
+    mask[0] = 0  # a row without anything to learn
+    return DataProto.from_single_dict({"input_ids": ids, "attention_mask": real, "responses": ids[:, PROMPT:].clone(),
+                                       "response_mask": mask, **columns})  # fmt: skip
+
+
+def mine(data: DataProto, dp: int, size: int) -> DataProto:
+    """The rows of a data parallel rank, of which the first has most."""
+    return data if size == 1 else data[:9] if dp == 0 else data[9:]
+
+
+class Expected(NamedTuple):
+    """What transformers makes of the batch."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]  # after all steps, under the names of a folder
+
+
+def expected(folder: Path) -> Expected:
+    """Steps of AdamW on padded rows in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    data = batch()
+    real, width = data.batch["attention_mask"], RESPONSE
+    mask = data.batch["response_mask"] == 1
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if (p.dim() >= 2) == matrices], "weight_decay": 0.1 * matrices}
+         for matrices in (True, False)],
+        lr=1e-2, betas=(0.8, 0.9), eps=1e-3,
+    )  # fmt: skip
+    losses, norms, first = [], [], None
+    for step in range(STEPS):
+        logits = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
+                       position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits  # fmt: skip
+        log_p = (logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
+        log_probs = log_p.gather(2, data.batch["responses"][:, :, None])[..., 0]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        if first is None:
+            shown = real[:, -width:] == 1
+            first = [torch.where(shown, values.detach(), 0) for values in (log_probs, entropy)]
+        inputs = LossInputs(log_probs=torch.where(mask, log_probs, 0), entropy=torch.where(mask, entropy, 0))
+        loss = sum(
+            term.weight * resolve("policy_losses", term.name)(
+                inputs, data.batch, Counts.of(data.batch["response_mask"], None), **term.args).loss
+            for term in TERMS
+        )  # fmt: skip
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
+        losses.append(float(loss.detach()))
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * factor(step)
+        optimizer.step()
+    named = dict(model.named_parameters())
+    assert first is not None and max(norms) > MAX_NORM
+    return Expected(*first, losses, norms, {name: t.detach() for name, t in rig._on_disk(named).items()})
+
+
+def factor(step: int) -> float:
+    """Of the learning rate."""
+    return (1.0, 0.5)[step]
+
+
+def update(made: MegatronBackend, step: int) -> tuple[float, float]:
+    """Take a step; its loss and gradient norm."""
+    data, where = batch(), made.layout
+    counts = Counts.of(data.batch["response_mask"], None)
+    metrics = made.update(mine(data, where.dp, where.dp_size), TERMS, counts, temperature=TEMPERATURE,
+                          lr_factor=factor(step))  # fmt: skip
+    assert metrics["lr"].result() == 1e-2 * factor(step)
+    assert (len(metrics) > 3) == (where.pp == where.pp_size - 1)  # those of the terms
+    return metrics["loss"].result(), metrics["grad_norm"].result()
+
+
+def whole_weights(made: MegatronBackend) -> dict[str, Tensor]:
+    """What a backend lends."""
+    with made.weights(bucket_bytes=3000) as stream:
+        return {e.name: e.tensor.clone() for bucket in stream for e in bucket.entries if not e.alias}
+
+
+class Seen(NamedTuple):
+    """The largest differences from what was expected, on this rank."""
+
+    outputs: float
+    losses: float
+    norms: float  # relative
+    weights: float
+    resumed: bool  # whether steps from a checkpoint are the steps without
+    refused: bool  # whether a loss that is not finite changed nothing, on all ranks
+    exported: bool  # whether transformers reads what is lent
+
+
+def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size: int, **options: Any) -> Seen:
+    """Have a backend do all it can."""
+    made = backend(model, rank=rank, world_size=world_size, **options)
+    data, where = batch(), made.layout
+    own = mine(data, where.dp, where.dp_size)
+    rows = slice(0, 12) if where.dp_size == 1 else slice(0, 9) if where.dp == 0 else slice(9, 12)
+    found = made.forward(own, ("log_probs", "entropy"), temperature=TEMPERATURE)
+    outputs = max(float((found[name] - getattr(wanted, name)[rows]).abs().max()) for name in found)
+    steps = [update(made, 0)]
+    checkpoint = aside / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
+    made.save(checkpoint)
+    steps.append(update(made, 1))
+    after = whole_weights(made)
+    assert after.keys() == wanted.weights.keys() or "lm_head.weight" not in after
+    weights = max(float((tensor - wanted.weights[name]).abs().max()) for name, tensor in after.items())
+
+    broken = own.with_columns(advantages=torch.full((len(own), RESPONSE), torch.inf if where.dp == 0 else 0.0))
+    try:
+        counts = Counts.of(data.batch["response_mask"], None)
+        made.update(broken, TERMS, counts, temperature=1.0, lr_factor=1.0)
+        refused = False
+    except NonFiniteError:
+        refused = all(tensor.equal(after[name]) for name, tensor in whole_weights(made).items())
+
+    made.export(aside / "exported")
+    dist.barrier()
+    read = AutoModelForCausalLM.from_pretrained(aside / "exported", dtype=torch.float32)
+    theirs = rig._on_disk(dict(read.named_parameters()))
+    exported = after.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in after.items())
+    made.close()
+
+    made = backend(model, rank=rank, world_size=world_size, **options)
+    made.load(checkpoint)
+    update(made, 1)
+    resumed = all(tensor.equal(after[name]) for name, tensor in whole_weights(made).items())
+    made.close()
+    return Seen(
+        outputs, max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses)),
+        max(abs(norm / right - 1) for (_, norm), right in zip(steps, wanted.norms)), weights, resumed, refused, exported,
+    )  # fmt: skip
+
+
+def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    """On each of some processes: every case, with process groups of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{processes}", rank=rank,
+                            world_size=processes)  # fmt: skip
+    seen = []
+    for number, (name, options) in enumerate(cases):
+        aside = folder / f"case-{processes}-{number}"
+        aside.mkdir(exist_ok=True)
+        wanted = torch.load(folder / f"{name}.pt", weights_only=False)
+        seen.append(tuple(compare(folder / name, aside, Expected(*wanted), rank=rank, world_size=processes, **options)))
+    torch.save(seen, folder / f"seen-{processes}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

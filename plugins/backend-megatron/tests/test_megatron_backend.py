@@ -1,0 +1,63 @@
+"""Log-probabilities, updates, checkpoints and exports of the backend, whatever the parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import megatron_learning as learning
+import megatron_rig as rig
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+
+TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
+EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
+VPP, SP, DO = "virtual_pipeline_model_parallel_size", "sequence_parallel", "use_distributed_optimizer"
+CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
+    1: [("qwen2", {}), ("tied", {DO: True}), ("mixtral", {})],
+    2: [
+        ("qwen2", {TP: 2}),
+        ("tied", {TP: 2, SP: True}),
+        ("qwen3", {}),
+        ("tied", {DO: True}),
+        ("qwen2", {PP: 2}),
+        ("tied", {PP: 2, VPP: 2}),
+        ("qwen2", {CP: 2}),
+        ("tied", {CP: 2, DO: True}),
+        ("mixtral", {EP: 2}),
+        ("mixtral", {EP: 2, DO: True}),
+    ],
+    4: [
+        ("tied", {TP: 2}),
+        ("qwen3", {TP: 2, SP: True, DO: True}),
+        ("tied", {TP: 2, PP: 2}),
+        ("llama", {TP: 2, CP: 2, SP: True}),
+        ("qwen2", {PP: 2, DO: True}),
+        ("mixtral", {TP: 2, EP: 2, SP: True}),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of each family, and what transformers makes of it."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in rig.FAMILIES:
+        rig.write_model(name, folder / name)
+        rig.write_tokenizer(folder / name)
+        torch.save(tuple(learning.expected(folder / name)), folder / f"{name}.pt")
+    return folder
+
+
+@pytest.mark.parametrize("processes", CASES)
+def test_ranks_learn_as_transformers_does(models: Path, processes: int) -> None:
+    multiprocessing.spawn(learning.work, (processes, models, CASES[processes]), nprocs=processes)
+    ranks = [torch.load(models / f"seen-{processes}-{rank}.pt") for rank in range(processes)]
+    wrong = []
+    for number, case in enumerate(CASES[processes]):
+        for seen in (learning.Seen(*rank[number]) for rank in ranks):
+            close = seen.outputs < 6e-6 and seen.losses < 2e-6 and seen.norms < 5e-6 and seen.weights < 5e-6
+            if not (close and seen.resumed and seen.refused and seen.exported):
+                wrong.append((case, seen))
+    assert not wrong
