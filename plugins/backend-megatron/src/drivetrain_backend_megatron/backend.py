@@ -65,6 +65,7 @@ class MegatronBackend(TrainingBackend):
             table = families.parameters(kind, shape)
             with folders.weights_of(context, self.hf_config) as folder:
                 weights.load(self.pieces, table, folder)
+            weights.mark_shares(self.pieces, table)
             self.last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
             if self.last:
                 head.detach(self.pieces[-1])

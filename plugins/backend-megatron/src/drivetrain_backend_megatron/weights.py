@@ -45,6 +45,15 @@ def share(parameter: Parameter) -> tuple[int, int]:
     return (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size())
 
 
+def mark_shares(pieces: Sequence[GPTModel], table: Mapping[str, Parameter]) -> None:
+    """Tell megatron-core which parameters ranks have shares of; it does so by itself only where it draws weights.
+
+    The norm of gradients counts all others once.
+    """
+    for name, parameter in held(pieces).items():
+        parameter.tensor_model_parallel = table[name].split != "none" or table[name].expert  # type: ignore[attr-defined]
+
+
 # -- in ---------------------------------------------------------------------------------------------------------------
 
 
