@@ -1,0 +1,59 @@
+"""GRPO with models of megatron-core is GRPO with those of transformers: the same tokens and the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorded
+import tiny
+from transformers import AutoModelForCausalLM
+
+STEPS = 3
+
+
+def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
+    """Run the command line in a process of its own; returns the metrics of the steps."""
+    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train", str(config)]
+    done = subprocess.run(
+        [*command, f"trainer.run_dir={run_dir}", "data.batch_prompts=12", "data.eval=null", *settings],
+        env={**os.environ, "PYTHONPATH": pythonpath}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["step"] > 0]
+
+
+def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
+    _, config = tiny.write_configs(tmp_path)
+    (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
+    pythonpath = recorded.install(tmp_path / "site")
+    common = ["hybrid_engine.name=colocated", "actor.mini_batch_prompts=6", "algorithm.old_log_probs=recompute",
+              f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip
+    ranks = ["actor.backend.name=megatron", "actor.backend.tensor_model_parallel_size=2", "executor.name=ray",
+             "executor.processes=2", "executor.num_cpus=4"]  # fmt: skip
+    folders: dict[str, Path] = {name: tmp_path / name for name in ("fsdp", "megatron")}
+    for folder in folders.values():
+        folder.mkdir()
+    one = train(config, pythonpath, tmp_path / "one", *common, f"trainer.steps={STEPS}", "rollout.name=recording",
+                f"rollout.folder={folders['fsdp']}")  # fmt: skip
+    train(config, pythonpath, tmp_path / "first", *common, *ranks, "trainer.steps=1", "rollout.name=recording",
+          f"rollout.folder={folders['megatron']}")  # fmt: skip
+    whole, drawn = (recorded.read(folder) for folder in folders.values())
+    assert len(drawn) == len(whole) / STEPS
+    assert {seed: row["tokens"] for seed, row in drawn.items()} == {seed: whole[seed]["tokens"] for seed in drawn}
+
+    two = train(config, pythonpath, tmp_path / "all", *common, *ranks, f"trainer.steps={STEPS}", "rollout.name=replay",
+                f"rollout.folder={folders['fsdp']}", "trainer.save_every=1")  # fmt: skip
+    assert len(two) == len(one) == STEPS and min(row["train/grad_norm"] for row in one) > 0
+    for alone, together in zip(one, two):
+        for key in ("train/loss", "train/grad_norm"):
+            assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
+    resumed: Any = train(config, pythonpath, tmp_path / "all", *common, *ranks, f"trainer.steps={STEPS + 1}",
+                         "rollout.name=recording", f"rollout.folder={folders['megatron']}", "resume=auto")  # fmt: skip
+    assert [row["step"] for row in resumed] == [1, 2, 3, 4]
