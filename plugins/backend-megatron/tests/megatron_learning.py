@@ -195,10 +195,9 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
     update(made, 1)
     resumed = all(tensor.equal(after[name]) for name, tensor in whole_weights(made).items())
     made.close()
-    return Seen(
-        outputs, max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses)),
-        max(abs(norm / right - 1) for (_, norm), right in zip(steps, wanted.norms)), weights, resumed, refused, exported,
-    )  # fmt: skip
+    losses = max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses))
+    norms = max(abs(norm / right - 1) for (_, norm), right in zip(steps, wanted.norms))
+    return Seen(outputs, losses, norms, weights, resumed, refused, exported)
 
 
 def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models as tokenizer_models
 from torch import Tensor, nn
@@ -205,7 +204,7 @@ def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[st
         layouts: list[Any] = [None] * processes
         dist.all_gather_object(layouts, parallel.layout())
         assert len({(place.dp, place.tp, place.pp, place.cp) for place in layouts}) == processes
-        parallel_state.destroy_model_parallel()
+        parallel.release()
     torch.save([tuple(found) for found in seen], folder / f"seen-{processes}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -23,7 +23,7 @@ from drivetrain_backend_megatron.config import MegatronConfig
 def on_cpu() -> Iterator[None]:
     with cpu.stand_in():
         yield
-    parallel_state.destroy_model_parallel()
+    parallel.release()
 
 
 def edited(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -91,6 +91,8 @@ def test_models_of_a_process_share_their_groups() -> None:
     assert parallel.layout() == RankLayout()
     with pytest.raises(RunError, match="1 processes are not a multiple of tensor 2"):
         parallel.initialize(MegatronConfig(tensor_model_parallel_size=2), communication_backend="gloo", seed=1)
+    parallel.release()
+    assert parallel_state.model_parallel_is_initialized()  # the other model has them still
 
 
 def test_bfloat16_weights_are_read_as_they_are(tmp_path: Path) -> None:

@@ -22,7 +22,18 @@ from drivetrain_backend_common.log_probs import token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
 from drivetrain_backend_common.rows import Tokens, micro_batches
-from drivetrain_backend_megatron import build, cpu, families, folders, gradients, head, parallel, pipeline, state, weights
+from drivetrain_backend_megatron import (
+    build,
+    cpu,
+    families,
+    folders,
+    gradients,
+    head,
+    parallel,
+    pipeline,
+    state,
+    weights,
+)
 from drivetrain_backend_megatron.optimizer import Optimizer
 from drivetrain_backend_megatron.packing import PackedParams
 from drivetrain_backend_megatron.sequences import Sequences
@@ -46,8 +57,8 @@ class MegatronBackend(TrainingBackend):
     def initialize(self) -> None:
         context, config = self.context, self.config
         if context.role in ("critic", "reward"):
-            raise UserError(f"backend megatron has no model for the role {context.role}", where=f"{context.role}.backend",
-                            mend="use backend fsdp for it")  # fmt: skip
+            raise UserError(f"backend megatron has no model for the role {context.role}", mend="use backend fsdp for it",
+                            where=f"{context.role}.backend")  # fmt: skip
         self.device = context.hardware.device()
         self.log_prob_kernel = logit_kernel(config.log_prob_kernel, self.device)
         dtype = getattr(torch, context.model.dtype)

@@ -110,7 +110,7 @@ def write_weights(entries: Iterable[WeightEntry], folder: Path, *, file_bytes: i
     if len(files) == 1:
         files[0][0].rename(folder / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (path, names) in enumerate(files, 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         path.rename(folder / name)

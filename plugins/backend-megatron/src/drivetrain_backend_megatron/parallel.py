@@ -9,7 +9,6 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from drivetrain import RankLayout, RunError
 from drivetrain_backend_megatron.config import MegatronConfig
 
-
 _users = 0  # models of this process
 _own_world = False  # whether this module initialised torch.distributed
 
