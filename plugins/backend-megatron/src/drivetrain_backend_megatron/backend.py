@@ -57,8 +57,8 @@ class MegatronBackend(TrainingBackend):
     def initialize(self) -> None:
         context, config = self.context, self.config
         if context.role in ("critic", "reward"):
-            raise UserError(f"backend megatron has no model for the role {context.role}", mend="use backend fsdp for it",
-                            where=f"{context.role}.backend")  # fmt: skip
+            raise UserError(f"backend megatron has no model for the role {context.role}",
+                            where=f"{context.role}.backend", mend="use backend fsdp for it")  # fmt: skip
         self.device = context.hardware.device()
         self.log_prob_kernel = logit_kernel(config.log_prob_kernel, self.device)
         dtype = getattr(torch, context.model.dtype)

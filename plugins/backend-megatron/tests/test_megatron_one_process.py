@@ -1,0 +1,143 @@
+"""What the backend does in one process, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import megatron_learning as learning
+import megatron_rig as rig
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from drivetrain import BackendContext, CheckpointError, PluginError, RunError, UserError, get_registry, resolve
+from drivetrain.config import ModelConfig, PluginConfig
+from drivetrain.numerics import Counts
+from drivetrain_backend_megatron import folders, parallel
+from drivetrain_backend_megatron.backend import MegatronBackend
+from drivetrain_backend_megatron.config import MegatronConfig
+
+
+@pytest.fixture(autouse=True)
+def groups_go() -> Iterator[None]:
+    yield
+    while parallel._users:
+        parallel.release()
+    assert not dist.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = rig.write_model("tied", tmp_path_factory.mktemp("model"))
+    rig.write_tokenizer(made)
+    return made
+
+
+def test_random_weights_are_those_that_transformers_draws(folder: Path) -> None:
+    found = learning.whole_weights(learning.backend(folder, model={"init": "random"}))
+    torch.manual_seed(5)
+    wanted = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    named = dict(wanted.named_parameters())
+    assert found.keys() == named.keys() and all(named[name].equal(tensor) for name, tensor in found.items())
+
+
+def test_a_model_that_does_not_learn_has_no_gradients(folder: Path) -> None:
+    made = learning.backend(folder, learns=False)
+    assert not any(p.requires_grad or hasattr(p, "main_grad") for piece in made.pieces for p in piece.parameters())
+    data = learning.batch()
+    made.forward(data, ("log_probs",), temperature=1.0)
+    counts = Counts.of(data.batch["response_mask"], None)
+    with pytest.raises(RunError, match="no optimizer"):
+        made.update(data, learning.TERMS, counts, temperature=1.0, lr_factor=1.0)
+    with pytest.raises(PluginError, match="does not compute"):
+        made.forward(data, ("values",), temperature=1.0)
+    with pytest.raises(UserError, match="temperature 0"):
+        made.forward(data, ("log_probs",), temperature=0)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_bfloat16_weights_learn_through_float32_copies(folder: Path, distributed: bool) -> None:
+    wanted = learning.expected(folder)
+    before = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    made = learning.backend(folder, model={"dtype": "bfloat16"}, use_distributed_optimizer=distributed)
+    found = made.forward(learning.batch(), ("log_probs",), temperature=learning.TEMPERATURE)["log_probs"]
+    assert 0 < float((found - wanted.log_probs).abs().mean()) < 0.05
+    assert found.dtype == torch.float32
+    for step in range(learning.STEPS):
+        learning.update(made, step)
+    after = learning.whole_weights(made)
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    held = [p for part in made.optimizer.parts for group in part.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in held} == {torch.float32}
+    assert sum(p.numel() for p in held) == sum(tensor.numel() for tensor in after.values())
+    moved = torch.cat([(after[name].float() - tensor.bfloat16().float()).flatten() for name, tensor in before.items()])
+    should = torch.cat([(wanted.weights[name] - tensor).flatten() for name, tensor in before.items()])
+    assert float(torch.cosine_similarity(moved, should, dim=0)) > 0.8
+
+
+def test_a_checkpoint_of_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
+    made = learning.backend(folder)
+    made.save(tmp_path)
+    made.close()
+    with pytest.raises(CheckpointError, match="'distributed_optimizer': False"):
+        learning.backend(folder, use_distributed_optimizer=True).load(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no state of backend megatron"):
+        learning.backend(folder).load(tmp_path / "elsewhere")
+
+
+def test_exports_are_cut_into_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "FILE_BYTES", 20_000)
+    made = learning.backend(folder, learns=False)
+    made.export(tmp_path / "model")
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    files = {file.name for file in (tmp_path / "model").glob("*.safetensors")}
+    assert len(files) > 2 and files == set(index["weight_map"].values())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in learning.whole_weights(made).values())
+    read, given = (AutoModelForCausalLM.from_pretrained(path) for path in (tmp_path / "model", folder))
+    assert read.config.to_dict() | {"_name_or_path": ""} == given.config.to_dict() | {"_name_or_path": ""}
+    assert all(p.equal(q) for p, q in zip(read.parameters(), given.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("role", ["critic", "reward"])
+def test_other_roles_are_refused(folder: Path, role: str) -> None:
+    context = BackendContext(
+        role=role, model=ModelConfig(path=folder), optimizer=None, max_grad_norm=None, rank=0, world_size=1, seed=0,
+        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=f"no model for the role {role}"):
+        MegatronBackend(MegatronConfig(), context).initialize()
+
+
+@pytest.mark.parametrize(
+    "optimizer, critic, dtype, says",
+    [
+        ({"name": "muon"}, False, "float32", "trains with optimizer adamw"),
+        ({"name": "adamw", "fused": True}, False, "float32", "chooses the kernel"),
+        ({"name": "adamw"}, True, "float32", "no model with values"),
+        ({"name": "adamw"}, False, "float16", "does not train in float16"),
+        ({"name": "adamw"}, False, "bfloat16", ""),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    folder: Path, optimizer: dict[str, Any], critic: bool, dtype: str, says: str
+) -> None:
+    section = MegatronConfig()
+    run: Any = SimpleNamespace(
+        actor=SimpleNamespace(backend=section, optimizer=Fused(**optimizer)),
+        model=ModelConfig(path=folder, dtype=dtype),
+        critic=SimpleNamespace(backend=section) if critic else None,
+    )  # fmt: skip
+    found = list(section.check(run, get_registry()))
+    assert [says in problem.what and bool(problem.mend) for problem in found] == [True] * bool(says)
+
+
+class Fused(learning.Adam):
+    """With a choice of kernels."""
+
+    fused: bool | None = None
