@@ -41,6 +41,10 @@ TEST_FILES = {
         "test_fsdp_plugin.py", "test_fsdp_forward.py", "test_fsdp_update.py", "test_fsdp_state.py",
         "test_fsdp_scores.py", "test_fsdp_ranks.py",
     ),
+    "backend-megatron": (
+        "test_megatron_config.py", "test_megatron_cpu.py", "test_megatron_dispatch.py", "test_megatron_weights.py",
+        "test_megatron_one_process.py",
+    ),
     "executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py"),
 }  # fmt: skip
 #: plugins whose suite needs what their extra `test` brings

@@ -45,11 +45,13 @@ def prose(text: str | None) -> str:
 
 
 def distributions() -> dict[str, tuple[Path, str]]:
-    """Folder and description of each distribution of this repository that is meant to be installed."""
+    """Folder and description of each distribution of this repository that offers something by name."""
     found = {}
     for folder in (ROOT / "core", *sorted((ROOT / "plugins").glob("[a-z]*"))):
         if (folder / "pyproject.toml").is_file():
             text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+            if folder.name != "core" and "[project.entry-points.drivetrain]" not in text:
+                continue  # what others import
             name, about = re.findall(r'^(?:name|description) = "(.*)"$', text, re.M)
             found[name] = (folder, about)
     return found

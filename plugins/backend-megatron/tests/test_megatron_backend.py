@@ -24,8 +24,6 @@ CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
         ("qwen2", {PP: 2}),
         ("tied", {PP: 2, VPP: 2}),
         ("qwen2", {CP: 2}),
-        ("tied", {CP: 2, DO: True}),
-        ("mixtral", {EP: 2}),
         ("mixtral", {EP: 2, DO: True}),
     ],
     4: [

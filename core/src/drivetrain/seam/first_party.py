@@ -9,7 +9,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         **{name: f"drivetrain-algo-{name}" for name in ("dapo", "dpo", "grpo", "opo", "ppo", "sft", "spin", "sppo")},
         "online_dpo": "drivetrain-algo-dpo",
     },
-    "backends": {"fsdp": "drivetrain-backend-fsdp"},
+    "backends": {name: f"drivetrain-backend-{name}" for name in ("fsdp", "megatron")},
     "optimizers": {
         "adamw": "drivetrain-backend-fsdp",
         "muon": "drivetrain-backend-fsdp",

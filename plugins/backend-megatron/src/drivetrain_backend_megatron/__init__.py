@@ -1,1 +1,1 @@
-"""Megatron's dispatch modes, as a plugin of drivetrain."""
+"""The backend ``megatron`` and Megatron's dispatch modes, as a plugin of drivetrain."""

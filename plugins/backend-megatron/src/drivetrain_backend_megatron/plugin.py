@@ -38,6 +38,6 @@ def drivetrain_config_aliases() -> Iterable[ConfigAliasSpec]:
     theirs = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic"}
     yield ConfigAliasSpec(
         name="verl_megatron",
-        summary="verl's sections of Megatron's options, such as param_offload and tensor_model_parallel_size.",
+        summary="verl's sections of Megatron's options, such as tensor_model_parallel_size.",
         aliases={f"{section}.megatron.*": f"{role}.backend.*" for role, section in theirs.items()},
     )
