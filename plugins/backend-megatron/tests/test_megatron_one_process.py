@@ -61,6 +61,32 @@ def test_a_model_that_does_not_learn_has_no_gradients(folder: Path) -> None:
         made.forward(data, ("log_probs",), temperature=0)
 
 
+def test_two_models_of_a_process_do_not_mix(folder: Path) -> None:
+    """A policy that learns, and its reference."""
+    actor, ref = learning.backend(folder), learning.backend(folder, learns=False)
+    data = learning.batch()
+    before = ref.forward(data, ("log_probs",), temperature=1.0)["log_probs"]
+    assert before.equal(actor.forward(data, ("log_probs",), temperature=1.0)["log_probs"])
+    learning.update(actor, 0)
+    assert not before.equal(actor.forward(data, ("log_probs",), temperature=1.0)["log_probs"])
+    actor.close()
+    assert before.equal(ref.forward(data, ("log_probs",), temperature=1.0)["log_probs"])
+
+
+def test_tokens_in_smaller_parts_give_the_same(folder: Path) -> None:
+    """Micro-batches, and chunks of logits."""
+    outputs, data = ("log_probs", "entropy"), learning.batch()
+    many = learning.backend(folder, micro_batch_tokens=8, log_prob_chunk_tokens=3)
+    few = learning.backend(folder, micro_batch_tokens=1000)
+    a, b = (made.forward(data, outputs, temperature=0.7) for made in (many, few))
+    assert all(torch.allclose(a[name], b[name], atol=3e-6) for name in outputs)
+    assert all(bool((a[name][data.batch["attention_mask"][:, learning.PROMPT :] == 0] == 0).all()) for name in outputs)
+    seen = [learning.update(made, 0) for made in (many, few)]
+    assert seen[0] == pytest.approx(seen[1], rel=3e-6, abs=3e-6)
+    a, b = (learning.whole_weights(made) for made in (many, few))
+    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_bfloat16_weights_learn_through_float32_copies(folder: Path, distributed: bool) -> None:
     wanted = learning.expected(folder)

@@ -145,7 +145,7 @@ class MegatronBackend(TrainingBackend):
         parts: list[dict[str, Metric]] = []
 
         def share(number: int, computed: dict[str, Tensor]) -> Tensor:
-            nothing = 0 * computed[objective.outputs[0]].sum()  # a part in the backward pass all the same
+            nothing = 0 * computed[objective.outputs[0]].sum()  # so that all ranks have a backward pass
             rows, packed = plan[number], sequences[number]
             if not rows:
                 return nothing
@@ -154,7 +154,7 @@ class MegatronBackend(TrainingBackend):
             loss, metrics = objective(LossInputs(**inputs), columns.of(rows), counts)
             parts.append(metrics)
             total.add_(loss.detach())
-            return loss + nothing
+            return loss if loss.requires_grad else loss + nothing
 
         with self._engine():
             self.optimizer.clear()
