@@ -87,6 +87,34 @@ def test_tokens_in_smaller_parts_give_the_same(folder: Path) -> None:
     assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_parts_come_back_from_the_host_as_they_were(folder: Path, distributed: bool, dtype: str) -> None:
+    made = learning.backend(folder, model={"dtype": dtype}, use_distributed_optimizer=distributed, grad_offload=True,
+                            param_offload=True, optimizer_offload=True)  # fmt: skip
+    stays = learning.backend(folder, model={"dtype": dtype}, use_distributed_optimizer=distributed)
+    assert made.offloads == {"parameters", "optimizer"} and not stays.offloads
+    for step in range(learning.STEPS):
+        held = made.memory()
+        made.offload(made.offloads)
+        made.offload(made.offloads)  # nothing is lost by asking twice
+        away = made.memory()
+        assert away["parameters"] == 0 and away["optimizer"] < 1000  # its counters of steps
+        assert away["gradients"] == 0 < stays.memory()["gradients"]
+        for call in (lambda: learning.update(made, 0), lambda: learning.whole_weights(made)):
+            with pytest.raises(RunError, match="in host memory"):
+                call()
+        made.onload(made.offloads)
+        made.onload(made.offloads)
+        assert made.memory() == held and held["parameters"]
+        assert learning.update(made, step) == learning.update(stays, step)
+    a, b = learning.whole_weights(made), learning.whole_weights(stays)
+    assert all(a[name].equal(b[name]) for name in b)
+    assert made.memory()["optimizer"] >= 2 * 4 * sum(tensor.numel() for tensor in a.values())
+    with pytest.raises(PluginError, match="moves no gradients"):
+        made.offload(["gradients"])
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_bfloat16_weights_learn_through_float32_copies(folder: Path, distributed: bool) -> None:
     wanted = learning.expected(folder)

@@ -29,6 +29,7 @@ from drivetrain_backend_megatron import (
     folders,
     gradients,
     head,
+    offload,
     parallel,
     pipeline,
     state,
@@ -88,8 +89,12 @@ class MegatronBackend(TrainingBackend):
             else:
                 shared = config.use_distributed_optimizer
                 self.learning = gradients.wrapped(self.pieces, distributed_optimizer=shared)
-                self.optimizer = Optimizer(self.learning, context.optimizer, distributed=shared)
+                self.optimizer = Optimizer(self.learning, context.optimizer, distributed=shared,
+                                           frees_gradients=config.grad_offload)  # fmt: skip
             self.gatherer = weights.Gatherer(self.pieces, table)
+        chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
+        self.offloads = frozenset(part for part, moves in chosen.items() if moves)
+        self._shelves = offload.Shelves(context.role, context.hardware)
 
     @property
     def layout(self) -> RankLayout:
@@ -105,6 +110,7 @@ class MegatronBackend(TrainingBackend):
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
         if unknown := set(outputs) - set(OUTPUTS):
             raise PluginError(f"backend megatron does not compute {sorted(unknown)}")
+        self._shelves.need("parameters")
         responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
         wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
         tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
@@ -133,6 +139,7 @@ class MegatronBackend(TrainingBackend):
         """As the contract says; metrics of the terms are on the last pipeline stage alone."""
         if self.optimizer is None:
             raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
+        self._shelves.need(*offload.PARTS)
         objective = Objective.of(terms, OUTPUTS)
         mask = batch.batch["response_mask"]
         tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
@@ -157,7 +164,7 @@ class MegatronBackend(TrainingBackend):
             return loss if loss.requires_grad else loss + nothing
 
         with self._engine():
-            self.optimizer.clear()
+            self.optimizer.begin()
         self._run(self.learning, sequences, objective.outputs, temperature, share, forward_only=False)
         skipped = self.skipped
         metrics = self._step(self.optimizer, total, lr_factor)
@@ -217,7 +224,7 @@ class MegatronBackend(TrainingBackend):
         finite = math.isfinite(loss) and not sums[1]
         if not finite and self.skipped == allowed:
             with self._engine():
-                optimizer.clear()
+                optimizer.end()
             before = f", after {allowed} skipped updates" if allowed else ""
             raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}{before}; no weight was"
                                  " changed", where=f"update of {self.context.role}",
@@ -228,7 +235,7 @@ class MegatronBackend(TrainingBackend):
             if finite:
                 optimizer.step(lr_factor=lr_factor, norm=norm, max_norm=self.context.max_grad_norm)
                 self.version += 1
-            optimizer.clear()
+            optimizer.end()
         metrics: dict[str, Metric] = {"lr": Mean(optimizer.lr * lr_factor, 1)}
         for name, value in (("loss", loss), ("grad_norm", norm)):
             metrics[name] = Mean(value, 1) if finite else Mean(0.0, 0)  # of the updates that were taken
@@ -239,9 +246,11 @@ class MegatronBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
+        self._shelves.need(*offload.PARTS)
         state.save(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
 
     def load(self, folder: Path) -> None:
+        self._shelves.need(*offload.PARTS)
         state.load(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
 
     @property
@@ -253,12 +262,35 @@ class MegatronBackend(TrainingBackend):
         return {"rank": self.context.rank, "layout": self.layout, "options": options}
 
     def export(self, folder: Path) -> None:
+        self._shelves.need("parameters")
         folders.export(self.gatherer.entries(), self.hf_config, self.context, folder)
 
     def weights(self, *, bucket_bytes: int, sharded: bool = False) -> AbstractContextManager[WeightStream]:
         if sharded:
             raise PluginError("backend megatron does not lend shards")
+        self._shelves.need("parameters")
         return lend(self.gatherer.entries(), bucket_bytes=bucket_bytes, version=self.version)
+
+    def offload(self, parts: Collection[str]) -> None:
+        """Move ``parameters``, or what the ``optimizer`` holds of each, to pinned host memory.
+
+        Until they are back, whatever needs them raises RunError.
+        """
+        self._shelves.put(parts, weights.held(self.pieces), self.optimizer)
+
+    def onload(self, parts: Collection[str]) -> None:
+        self._shelves.take(parts)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device by part."""
+
+        def held(tensor: Tensor) -> int:
+            return tensor.nbytes if tensor.untyped_storage().nbytes() else 0
+
+        model = weights.held(self.pieces)
+        found = {name: sum(map(held, offload.part(name, model, self.optimizer))) for name in offload.PARTS}
+        buffers = gradients.storages(self.learning) if self.optimizer is not None else []
+        return found | {"gradients": sum(storage.nbytes() for storage in buffers)}
 
     def close(self) -> None:
         self.optimizer = None

@@ -58,6 +58,17 @@ class MegatronConfig(PluginConfig):
         description="Each data parallel rank keeps the optimizer's moments, and float32 copies of weights in half"
         " precision, of a share of the parameters (ZeRO-1).",
     )
+    param_offload: bool = Field(
+        False, description="Keep the parameters in pinned host memory while no call needs them."
+    )
+    grad_offload: bool = Field(
+        False, description="Free the memory of the float32 buffers of gradients between updates, when they are empty."
+    )
+    optimizer_offload: bool = Field(
+        False,
+        description="Keep the optimizer's moments, and its float32 copies of weights in half precision, in pinned host"
+        " memory, but for the time of an update.",
+    )
     micro_batch_tokens: int | None = Field(
         None,
         gt=0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from torch import nn
@@ -28,6 +29,12 @@ def wrapped(pieces: Sequence[GPTModel], *, distributed_optimizer: bool = False) 
     )  # fmt: skip
     return [DistributedDataParallel(options, settings, piece, disable_bucketing=number > 0)
             for number, piece in enumerate(pieces)]  # fmt: skip
+
+
+def storages(pieces: Sequence[DistributedDataParallel]) -> list[torch.UntypedStorage]:
+    """The memory of the buffers."""
+    return [buffer.grad_data.untyped_storage() for piece in pieces
+            for buffer in (*piece.buffers, *piece.expert_parallel_buffers)]  # fmt: skip
 
 
 def _finalize(pieces: list[nn.Module], tokens: Any = None, **options: Any) -> None:

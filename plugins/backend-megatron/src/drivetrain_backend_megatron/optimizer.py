@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
+
+from drivetrain_backend_megatron import gradients
 
 
 class Optimizer:
@@ -21,13 +24,16 @@ class Optimizer:
         lr: the configured learning rate.
     """
 
-    def __init__(self, pieces: Sequence[DistributedDataParallel], section: Any, *, distributed: bool) -> None:
+    def __init__(
+        self, pieces: Sequence[DistributedDataParallel], section: Any, *, distributed: bool, frees_gradients: bool
+    ) -> None:
         """Make it.
 
         Args:
             pieces: of the model, with buffers for gradients.
             section: with ``lr``, ``betas``, ``eps`` and ``weight_decay``.
             distributed: whether data parallel ranks have shares of moments and float32 parameters.
+            frees_gradients: whether the buffers of gradients have no memory between updates.
         """
         dtype = next(pieces[0].parameters()).dtype
         settings = OptimizerConfig(
@@ -41,6 +47,10 @@ class Optimizer:
         self.parts = list(getattr(self._all, "chained_optimizers", [self._all]))
         for group in self._groups():
             group["weight_decay"] = section.weight_decay * group["wd_mult"]
+        self._buffers: list[tuple[torch.UntypedStorage, int]] = []
+        if frees_gradients:
+            self._buffers = [(storage, storage.nbytes()) for storage in gradients.storages(pieces)]
+        self.end()
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for part in self.parts if part.optimizer is not None for group in part.optimizer.param_groups]
@@ -62,8 +72,22 @@ class Optimizer:
                 clip_grad_by_total_norm_fp32(parameters, max_norm, norm)
         self._all.step_with_ready_grads()
 
-    def clear(self) -> None:
-        """Make all gradients zero."""
-        self._all.zero_grad()
+    def begin(self) -> None:
+        """Make all gradients zero; they have memory from here."""
+        for storage, nbytes in self._buffers:
+            storage.resize_(nbytes)
         for piece in self._pieces:
             piece.zero_grad_buffer()
+
+    def end(self) -> None:
+        """Let gradients go, and the memory of their buffers where that is to be free between updates."""
+        self._all.zero_grad()
+        for storage, _ in self._buffers:
+            storage.resize_(0)
+
+    def held(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        """The parameters that are updated, each with the moments of it, named by their places in the groups."""
+        for number, part in enumerate(self.parts):
+            for group, held in enumerate(part.optimizer.param_groups if part.optimizer is not None else ()):
+                for place, parameter in enumerate(held["params"]):
+                    yield f"moments.{number}.{group}.{place}", parameter, part.optimizer.state[parameter]

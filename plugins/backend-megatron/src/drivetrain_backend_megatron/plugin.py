@@ -16,7 +16,15 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
         " parallelism.",
         factory="drivetrain_backend_megatron.backend:MegatronBackend",
         config="drivetrain_backend_megatron.config:MegatronConfig",
-        provides=("backend.train", "backend.log_probs", "backend.weights", "backend.export"),
+        provides=(
+            "backend.train",
+            "backend.log_probs",
+            "backend.weights",
+            "backend.export",
+            "backend.param_offload",
+            "backend.grad_offload",
+            "backend.optimizer_offload",
+        ),
     )
 
 

@@ -73,7 +73,7 @@ def load(
                 raise CheckpointError(f"the checkpoint holds no {name!r} of the shape {list(tensor.shape)}",
                                       where=str(folder), mend="resume with the model that was saved")  # fmt: skip
             tensor.copy_(file.get_tensor(name))
-        for name, parameter, moments in _moments(optimizer):
+        for name, parameter, moments in _held(optimizer):
             for key in stored:
                 if key.startswith(f"{name}."):
                     value = file.get_tensor(key)
@@ -83,7 +83,7 @@ def load(
 
 def _tensors(model: Mapping[str, Tensor], optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor]]:
     yield from _parameters(model, optimizer)
-    for name, _, moments in _moments(optimizer):
+    for name, _, moments in _held(optimizer):
         for key, value in moments.items():
             yield f"{name}.{key}", value
 
@@ -92,14 +92,10 @@ def _parameters(model: Mapping[str, Tensor], optimizer: Optimizer | None) -> Ite
     """The model's parameters, and those that the optimizer holds copies or shares of."""
     own = {id(tensor) for tensor in model.values()}
     yield from ((f"model.{name}", tensor) for name, tensor in model.items())
-    for name, parameter, _ in _moments(optimizer):
+    for name, parameter, _ in _held(optimizer):
         if id(parameter) not in own:
             yield f"{name.replace('moments', 'parameters', 1)}", parameter
 
 
-def _moments(optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """The parameters that the optimizer updates, each with the moments of it, by their places in its groups."""
-    for number, part in enumerate(optimizer.parts if optimizer is not None else ()):
-        for group, held in enumerate(part.optimizer.param_groups if part.optimizer is not None else ()):
-            for place, parameter in enumerate(held["params"]):
-                yield f"moments.{number}.{group}.{place}", parameter, part.optimizer.state[parameter]
+def _held(optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    return iter(()) if optimizer is None else optimizer.held()
