@@ -183,7 +183,7 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     section = MegatronConfig()
     run: Any = SimpleNamespace(
-        actor=SimpleNamespace(backend=section, optimizer=Fused(**optimizer)),
+        actor=SimpleNamespace(backend=PluginConfig(name="other") if critic else section, optimizer=Fused(**optimizer)),
         model=ModelConfig(path=folder, dtype=dtype),
         critic=SimpleNamespace(backend=section) if critic else None,
     )  # fmt: skip

@@ -50,7 +50,7 @@ class HostPool:
                 self._buckets.append(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned))
         except RuntimeError as error:
             self._buckets = []
-            raise UserError(f"{nbytes / 2**30:.1f} GiB of host memory are not to be had: {error}", where="backend fsdp",
+            raise UserError(f"{nbytes / 2**30:.1f} GiB of host memory are not to be had: {error}", where="host memory",
                             mend="offload less, or allow the process more (locked) memory") from error  # fmt: skip
 
     def slices(self, start: int, nbytes: int) -> Iterator[Tensor]:

@@ -98,10 +98,10 @@ class MegatronConfig(PluginConfig):
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from self.problems()
-        if run.critic is not None and run.critic.backend == self:
+        learns = self == run.actor.backend
+        if run.critic is not None and run.critic.backend == self and not learns:  # where both are, capabilities tell
             yield Problem(key="name", what="backend megatron has no model with values, which a critic is",
                           mend="set critic.backend={name: fsdp}")  # fmt: skip
-        learns = self == run.actor.backend
         optimizer = run.actor.optimizer
         if learns and optimizer.name != "adamw":
             yield Problem(key="name", what=f"backend megatron trains with optimizer adamw, by megatron-core's own Adam;"
