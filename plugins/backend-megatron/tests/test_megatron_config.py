@@ -26,6 +26,7 @@ VPP, SP = "virtual_pipeline_model_parallel_size", "sequence_parallel"
         ({TP: 3}, {**DENSE, "num_key_value_heads": 3}, TP, "3 does not divide the model's 8 attention heads"),
         ({TP: 4}, DENSE, TP, "4 does not divide the model's 2 key-value heads"),
         ({TP: 4}, {**DENSE, "num_key_value_heads": 4, "intermediate_size": 6}, TP, "6 columns of the feed-forward"),
+        ({TP: 4}, {**DENSE, "num_key_value_heads": 4, "vocab_size": 5}, TP, "the last one has none of the model's 5"),
         ({PP: 5}, DENSE, PP, "5 does not divide the model's 12 layers"),
         ({PP: 3, VPP: 3}, DENSE, VPP, "3 does not divide the model's 4 layers of a stage"),
         ({VPP: 2}, DENSE, VPP, "pipeline_model_parallel_size is 1"),

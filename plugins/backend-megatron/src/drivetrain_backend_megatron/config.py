@@ -145,6 +145,10 @@ class MegatronConfig(PluginConfig):
         yield from _divides("tensor_model_parallel_size", tp, heads, "attention heads")
         yield from _divides("tensor_model_parallel_size", tp, model.get("num_key_value_heads") or heads,
                             "key-value heads")  # fmt: skip
+        vocab = model.get("vocab_size", tp)
+        if -(-vocab // tp) * (tp - 1) >= vocab:
+            yield Problem(key="tensor_model_parallel_size", mend="use fewer ranks",
+                          what=f"with {tp} ranks the last one has none of the model's {vocab} tokens")  # fmt: skip
         yield from _divides("pipeline_model_parallel_size", pp, layers, "layers")
         if self.virtual_pipeline_model_parallel_size and layers % pp == 0:
             yield from _divides("virtual_pipeline_model_parallel_size", self.virtual_pipeline_model_parallel_size,
