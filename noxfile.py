@@ -53,7 +53,7 @@ TEST_EXTRAS = ("backend-fsdp", "executor-ray", "trackers")
 #: sessions that last longest, and so begin first where several run at a time
 LONGEST = ("executor-ray", "backend-fsdp", "hybrid-engine", "algo-ppo", "tasks")
 #: set for a session whose base environment is made already
-BASE_IS_MADE = "DRIVETRAIN_BASE_IS_MADE"
+BASE_IS_MADE = "NOX_BASE_IS_MADE"
 
 nox.options.sessions = ["isolated"]
 nox.options.default_venv_backend = "venv"

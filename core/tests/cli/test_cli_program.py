@@ -74,3 +74,22 @@ def test_the_process_ends_with_the_exit_code() -> None:
         subprocess.run([*program, word], capture_output=True, timeout=60).returncode for word in ("--version", "--no")
     ]
     assert codes == [0, 2]
+
+
+def test_a_thread_that_computes_does_not_change_how_the_program_ends() -> None:
+    script = (
+        "import atexit, sys, torch\n"
+        "from drivetrain.background import start_daemon\n"
+        "from drivetrain.cli.main import main\n"
+        "def compute():\n"
+        "    numbers = torch.ones(200, 200)\n"
+        "    while True: (numbers @ numbers).relu()\n"
+        "start_daemon(compute, 'reward')\n"
+        "atexit.register(print, 'at its end')\n"
+        "sys.argv[1:] = ['config', 'no-such-file.yaml']\n"
+        "main()\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("error: ") and done.stdout.endswith("at its end\n")

@@ -124,7 +124,7 @@ class NoModels(SimpleNamespace):
 
     def stop_profile(self) -> None: ...
 
-    def save_models(self, folder: Path) -> None:
+    def save_models(self, folder: Path, background: bool = False) -> None:
         (folder / "model").write_text(str(self.progress.step))
 
     def load_models(self, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ from drivetrain.driver import checkpoints
 from drivetrain.errors import CheckpointError, UserError
 
 
+def written(run_dir: Path, step: int, write_models: Callable[[Path], None]) -> Path:
+    checkpoints.begin(run_dir, step, {"step": step}, write_models)
+    return checkpoints.commit(run_dir, step)
+
+
 def save(run_dir: Path, step: int, text: str = "weights") -> Path:
-    return checkpoints.save(run_dir, step, {"step": step}, lambda folder: _write(folder, text))
+    return written(run_dir, step, lambda folder: _write(folder, text))
 
 
 def _write(folder: Path, text: str) -> None:
@@ -22,7 +28,7 @@ def _write(folder: Path, text: str) -> None:
 
 def test_a_checkpoint_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     seen: list[Path] = []
-    folder = checkpoints.save(tmp_path, 3, {"step": 3}, lambda _: seen.extend(checkpoints.complete(tmp_path)))
+    folder = written(tmp_path, 3, lambda _: seen.extend(checkpoints.complete(tmp_path)))
     assert seen == [] and checkpoints.complete(tmp_path) == [folder]
     assert folder == tmp_path / "checkpoints" / "step-000003" and checkpoints.read_state(folder) == {"step": 3}
 
@@ -35,7 +41,7 @@ def test_what_a_crash_leaves_is_never_found(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        checkpoints.save(tmp_path, 2, {"step": 2}, crash)
+        written(tmp_path, 2, crash)
     assert checkpoints.find(tmp_path, print) == first
     left = next(path for path in (tmp_path / "checkpoints").iterdir() if path != first)
     (left / checkpoints.STATE_FILE).write_text("{}")  # as if it had happened just before the renaming
@@ -104,7 +110,7 @@ def saved(run_dir: Path, step: int) -> Path:
         (folder / "actor").mkdir()
         (folder / "actor" / "weights").write_bytes(bytes(range(256)) * step)
 
-    return checkpoints.save(run_dir, step, {"step": step}, write)
+    return written(run_dir, step, write)
 
 
 def flip(path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_step_is_told_before_it_is_saved(trainer, tmp_path: Path) -> None:
     """So a run that is killed in between takes the step again, and no step is missing from the metrics."""
     made = trainer("trainer.save_every=1")
     told: list[list[int]] = []
-    made.session.save_models = lambda folder: told.append(logged(tmp_path))
+    made.session.save_models = lambda folder, background: told.append(logged(tmp_path))
     made.train()
     assert told == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
 

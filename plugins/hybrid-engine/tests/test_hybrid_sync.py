@@ -132,9 +132,6 @@ def test_when_contents_are_compared(fingerprint: str, refused: list[bool], model
             assert pair.hybrid.enter_generation(version)["buckets"] == 1
 
 
-Triples = Iterator[tuple[str, torch.Tensor, Any]]
-
-
 LENT_OTHERWISE = {
     "missing": (lambda t: [], "1 weights were not sent"),
     "doubled": (lambda t: [t, t], "sent twice"),
@@ -157,12 +154,16 @@ def test_a_trainer_that_lends_something_else(
     pair = rig.Pair(model, sharing="never")
     if not first:
         pair.hybrid.enter_generation(0)
-    lent = names.full_tensors
+    lent = names.entries
 
-    def other(module: Any) -> Triples:
-        return (new for t in lent(module) for new in (change(t) if t[0] == rig.NORM else [t]))
+    def other(module: Any, *, sharded: bool) -> Iterator[WeightEntry]:
+        for entry in lent(module, sharded=sharded):
+            if entry.name == rig.NORM:
+                yield from (WeightEntry.whole(*triple) for triple in change((entry.name, entry.tensor, None)))
+            else:
+                yield entry
 
-    monkeypatch.setattr(names, "full_tensors", other)
+    monkeypatch.setattr(names, "entries", other)
     with pytest.raises(WeightStreamError, match=message):
         pair.hybrid.enter_generation(1)
     with pytest.raises(RunError, match="no usable weights"):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from drivetrain import __version__
+from drivetrain.background import leave
 from drivetrain.errors import DrivetrainError
 
 app = typer.Typer(
@@ -187,7 +188,7 @@ def _deferred(name: str) -> Any:
 
 def main() -> None:
     """Run the program. Exit codes: 0 done, 1 a failure, 2 the user's mistake, 130 stopped by the user."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:

@@ -23,15 +23,6 @@ def folder_of(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:06d}"
 
 
-def save(
-    run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None],
-    batches: Mapping[str, DataProto] = {},
-) -> Path:  # fmt: skip
-    """Write a checkpoint: :func:`begin` and :func:`commit`."""
-    begin(run_dir, step, state, write_models, batches)
-    return commit(run_dir, step)
-
-
 def begin(
     run_dir: Path, step: int, state: Mapping[str, Any], write_models: Callable[[Path], None],
     batches: Mapping[str, DataProto] = {},

@@ -7,11 +7,11 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from threading import Thread
 from typing import Any
 
 import torch
 
+from drivetrain.background import start_daemon
 from drivetrain.builtin.per_sample import SampleError
 from drivetrain.contracts.data import Reward, RewardSample, Score
 from drivetrain.contracts.placement import WorkerGroup
@@ -111,8 +111,7 @@ def _judge(entry: PanelReward, samples: list[RewardSample]) -> list[Score]:
             raised.append(error)
 
     # A thread cannot be ended; as a daemon it does not keep the process that reports the timeout alive.
-    thread = Thread(target=call, name=f"reward {entry.label}", daemon=True)
-    thread.start()
+    thread = start_daemon(call, f"reward {entry.label}")
     thread.join(entry.timeout_s)
     if raised:
         sample = samples[raised[0].index] if isinstance(raised[0], SampleError) else None

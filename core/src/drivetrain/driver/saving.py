@@ -34,12 +34,12 @@ class Saving:
     def save(self, step: int, state: Mapping[str, Any], batches: Mapping[str, DataProto]) -> None:
         """Save a checkpoint, or begin to; the one before is in its place by then. See :func:`checkpoints.begin`."""
         self.advance(wait=True)
-        if self._config.save_in_background:
-            write = partial(self._session.save_models, background=True)
-            checkpoints.begin(self._run_dir, step, state, write, batches)
+        background = self._config.save_in_background
+        write = partial(self._session.save_models, background=background)
+        checkpoints.begin(self._run_dir, step, state, write, batches)
+        if background:
             self._step = step
         else:
-            checkpoints.begin(self._run_dir, step, state, self._session.save_models, batches)
             self._tell(step, self._commit(step))
 
     def advance(self, *, wait: bool = False) -> None:

@@ -159,8 +159,7 @@ class Session:
 
     def models_written(self, *, wait: bool) -> bool:
         """Whether all ranks have written what :meth:`save_models` left to the background; raises if one could not."""
-        found = [group.call("checkpoint_written", wait) for group in self._groups()]
-        return all(all(ranks) if isinstance(ranks, list) else ranks for ranks in found)
+        return all([rank for group in self._groups() for rank in _ranks(group.call("checkpoint_written", wait))])
 
     def load_models(self, folder: Path) -> None:
         """Read the workers' state of a checkpoint."""
@@ -190,6 +189,6 @@ def _by_name(merge: Callable[[list[float]], float], parts: Sequence[Mapping[str,
     return {name: merge([part.get(name, 0.0) for part in parts]) for name in names}
 
 
-def _ranks(found: Any) -> list[Mapping[str, float]]:
+def _ranks(found: Any) -> list[Any]:
     """What each rank gave, of a result that is the rank's own where there is one."""
     return found if isinstance(found, list) else [found]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain.background import start_daemon
 from drivetrain.config import RunConfig
 from drivetrain.contracts.observers import CheckpointSaved, RunEnded, RunFailed, RunStarted, StepEnded
 from drivetrain.contracts.tracker import RunInfo, RunResult, Tracker
@@ -102,7 +103,7 @@ class _Background(_Direct):
         self._calls: deque[tuple[Any, ...]] = deque()  # the first is under way
         self._changed = threading.Condition()
         self._warned = False
-        threading.Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
+        start_daemon(self._work, f"tracker {name}")
 
     def __call__(self, *call: Any) -> None:
         with self._changed:

@@ -40,7 +40,7 @@ class LogitKernel(ABC):
 
     @abstractmethod
     def gradient(
-        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor | None,
+        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor,
         grad_entropies: Tensor | None, *, computed: bool,
     ) -> Tensor:  # fmt: skip
         """The gradient of the products ``x``, ``(tokens, vocabulary)`` in the dtype of the weight, less a factor.
@@ -79,7 +79,7 @@ class Chunked(LogitKernel):
             torch.sum(torch.exp(log_p, out=self._spare(len(z))).mul_(log_p), dim=-1, out=entropies).neg_()
 
     def gradient(
-        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor | None,
+        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor,
         grad_entropies: Tensor | None, *, computed: bool,
     ) -> Tensor:  # fmt: skip
         log_p, y, hit = self.memory[: len(hidden)], targets[:, None].clamp(min=0), (targets >= 0)[:, None]
@@ -89,7 +89,7 @@ class Chunked(LogitKernel):
             inner = log_p.exp_()
             inner.scatter_add_(1, y, -hit.to(inner.dtype))
         else:
-            assert entropies is not None and grad_log_probs is not None
+            assert entropies is not None
             inner = torch.add(log_p, entropies[:, None], out=self._spare(len(y))).mul_(-grad_entropies[:, None])
             inner -= grad_log_probs[:, None]
             inner *= log_p.exp_()

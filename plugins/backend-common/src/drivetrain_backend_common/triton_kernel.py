@@ -53,7 +53,7 @@ class Triton(LogitKernel):
         )
 
     def gradient(
-        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor | None,
+        self, hidden: Tensor, targets: Tensor, lse: Tensor, entropies: Tensor | None, grad_log_probs: Tensor,
         grad_entropies: Tensor | None, *, computed: bool,
     ) -> Tensor:  # fmt: skip
         x = self.memory[: len(hidden)]

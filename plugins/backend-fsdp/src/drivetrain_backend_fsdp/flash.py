@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 WHERE = "backend.attention"
 
 
-class _Flash:
+class _Flash(ABC):
     name: str
     half = True
 
@@ -55,12 +56,12 @@ class _Flash:
         rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return self.compute(*rows, window=window, scaling=scaling, softcap=softcap)
 
+    @abstractmethod
     def compute(
         self, query: Tensor, key: Tensor, value: Tensor, *, window: tuple[int, int], scaling: float | None,
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """``(tokens, heads, dim)`` to the same."""
-        raise NotImplementedError
 
 
 class Varlen(_Flash):

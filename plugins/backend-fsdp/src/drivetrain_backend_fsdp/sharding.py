@@ -108,10 +108,8 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor, 0
-    mesh, start = tensor.device_mesh, 0
-    for dim, placement in enumerate(tensor.placements):
-        if placement.is_shard():
-            start = min(-(-tensor.shape[0] // mesh.size(dim)) * mesh.get_local_rank(dim), tensor.shape[0])
+    part = placement(tensor)
+    start = 0 if part is None else min(-(-tensor.shape[0] // part.count) * part.index, tensor.shape[0])
     return tensor.to_local(), start
 
 
