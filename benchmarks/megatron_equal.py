@@ -3,10 +3,10 @@
     python benchmarks/megatron_equal.py [--processes 2] [--shape 0.5b] [--tokens 8192]
 
 A dense model of Qwen2.5's shape, and a Mixtral of the same width with few layers, with random weights that bfloat16
-holds exactly. The yardstick is the backend fsdp on one device in float32: log-probabilities, and the losses and norms of
-gradients of some updates (the loss clip, AdamW). Backend fsdp with weights in bfloat16 says what rounding alone makes of
-them. In the mean of log-probabilities each layout of megatron may be farther from float32 than that by a quarter; its
-losses and norms have to be within ``LOSS`` and ``NORM`` of float32's. Otherwise the exit code is 1.
+holds exactly. The yardstick is the backend fsdp on one device in float32: log-probabilities, and the losses and norms
+of gradients of some updates (the loss clip, AdamW). Backend fsdp with weights in bfloat16 says what rounding alone
+makes of them. In the mean of log-probabilities each layout of megatron may be farther from float32 than that by a
+quarter; its losses and norms have to be within ``LOSS`` and ``NORM`` of float32's. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
