@@ -1,6 +1,7 @@
 """Updates of the backend fsdp on several GPUs of a host, in each way of sharing the work, beside one GPU.
 
-    python benchmarks/fsdp_gpus.py [--processes 2] [--shape 0.5b] [--tokens 32768] [--budget 16384]
+    python benchmarks/fsdp_gpus.py [--processes 2] [--shape 0.5b] [--tokens 131072] [--budget 16384]
+        [--attention varlen]
 
 Qwen2.5's shapes with weights in float32, computed in bfloat16; the step of ``fsdp_h200.py``. Each way starts from the
 same folder and takes the same steps: losses and norms of gradients are those of one GPU but for rounding. Seconds are
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,16 +47,22 @@ def ways(processes: int) -> dict[str, dict[str, Any]]:
 
 
 def updates(
-    folder: Path, batch: DataProto, budget: int, hardware: Hardware, rank: int, processes: int, options: dict[str, Any]
+    folder: Path,
+    batch: DataProto,
+    common: dict[str, Any],
+    hardware: Hardware,
+    rank: int,
+    processes: int,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """What some updates of this process come to."""
+    """What some updates of this process come to, with options of all ways and of this one."""
     from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
 
     context = BackendContext(
         role="actor", model=ModelConfig(path=folder, dtype="float32"), optimizer=AdamWConfig(lr=1e-5),
         max_grad_norm=1.0, hardware=hardware, rank=rank, world_size=processes, seed=0,
     )  # fmt: skip
-    config = FSDPConfig(name="fsdp", micro_batch_tokens=budget, compute_dtype="bfloat16", **options)
+    config = FSDPConfig(name="fsdp", compute_dtype="bfloat16", **common, **options)
     made = resolve("backends", "fsdp")(config, context)
     made.initialize()
     if made.offloads:
@@ -82,7 +90,7 @@ def updates(
     return {"seconds": statistics.median(seconds[1:]), "peak": peak, "between": between, "seen": seen}
 
 
-def work(rank: int, processes: int, folder: Path, batch: DataProto, budget: int, kind: str) -> None:
+def work(rank: int, processes: int, folder: Path, batch: DataProto, common: dict[str, Any], kind: str) -> None:
     """Run on each process."""
     hardware: Hardware = resolve("hardware", kind)(PluginConfig(name=kind))
     hardware.select(rank)
@@ -91,7 +99,7 @@ def work(rank: int, processes: int, folder: Path, batch: DataProto, budget: int,
     )
     results = {}
     for title, options in ways(processes).items():
-        own = updates(folder, batch, budget, hardware, rank, processes, options)
+        own = updates(folder, batch, common, hardware, rank, processes, options)
         found: list[Any] = [None] * processes
         dist.all_gather_object(found, own)
         results[title] = {
@@ -108,13 +116,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--shape", choices=list(fsdp_h200.SHAPES), default="0.5b")
-    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--budget", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--attention", default="sdpa", help="its kernel")
     parser.add_argument("--hardware", default="cuda")
     given = parser.parse_args()
     hardware: Hardware = resolve("hardware", given.hardware)(PluginConfig(name=given.hardware))
     device, versions = f"{given.processes} x {hardware.device_name()}", machine.versions("torch", "transformers")
-    print("\n".join(machine.head("Backend fsdp on several devices", {"device": device, "versions": versions}, [])))
+    print(
+        "\n".join(
+            machine.head("Backend fsdp on several devices", {"device": device, "versions": versions}, sys.argv[1:])
+        )
+    )
     titles = ["way", "tokens/s", "peak GiB", "GiB between updates", "loss, largest difference", "grad norm, relative"]
     print("\n" + "\n".join(machine.table(titles, [])), flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -126,13 +139,12 @@ def main() -> None:
         hardware.empty_cache()
         batch, lengths = fsdp_h200.workload(given.tokens, config.vocab_size, 4096)
         tokens = sum(map(sum, lengths))
+        common = {"micro_batch_tokens": given.budget, "attention": given.attention}
         alone = {
-            "one GPU": updates(folder, batch, given.budget, hardware, 0, 1, {}),
-            "one GPU, lora": updates(folder, batch, given.budget, hardware, 0, 1, {"lora": {"rank": 16}}),
+            "one GPU": updates(folder, batch, common, hardware, 0, 1, {}),
+            "one GPU, lora": updates(folder, batch, common, hardware, 0, 1, {"lora": {"rank": 16}}),
         }
-        multiprocessing.spawn(
-            work, (given.processes, folder, batch, given.budget, given.hardware), nprocs=given.processes
-        )
+        multiprocessing.spawn(work, (given.processes, folder, batch, common, given.hardware), nprocs=given.processes)
         for title, result in (alone | torch.load(folder / "results.pt")).items():
             like = alone["one GPU, lora" if "lora" in title else "one GPU"]["seen"]
             losses = max(abs(a["loss"] - b["loss"]) for a, b in zip(result["seen"], like))

@@ -189,7 +189,8 @@ def main() -> None:
             print(f"| {' | '.join([title, *cells, f'{loss:.1e}', f'{norm:.1e}'])} |", flush=True)
             if apart["exact"].mean() > FARTHER * like.mean() or loss > LOSS or norm > NORM:
                 wrong.append(title)
-    print(f"\n{len(lengths)} rows, {sum(map(sum, lengths)):,} tokens; norms of gradients from {exact['dense'].norms[0]:.3f}.")
+    tokens = sum(map(sum, lengths))
+    print(f"\n{len(lengths)} rows, {tokens:,} tokens; the first norm of gradients is {exact['dense'].norms[0]:.3f}.")
     if wrong:
         sys.exit(f"outside the bounds: {', '.join(wrong)}")
 
