@@ -1,5 +1,4 @@
-"""Core attention on packed sequences with PyTorch's scaled dot product, in place of megatron-core's, which needs
-TransformerEngine for these.
+"""Core attention on packed sequences, in place of megatron-core's, which needs TransformerEngine for these.
 
 Sequences stand one after the other. With ``cp`` ranks of context parallelism each is padded to a multiple of ``2 cp``
 tokens, and rank ``r`` has its chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from drivetrain_backend_megatron.packing import PackedParams
 
@@ -45,31 +43,12 @@ class CoreAttention(MegatronModule):
             ``(tokens, heads * head_dim)``
         """
         assert packed_seq_params is not None
-        ranks, rank = self.group.size(), self.group.rank()
-        both = torch.stack([key, value])
-        if ranks > 1:
-            both = _Gather.apply(both, self.group).index_select(1, packed_seq_params.order)
-        outputs, start = [], 0
-        for length in packed_seq_params.lengths:
-            chunk = length // (2 * ranks)
-            places = [(rank, chunk), (2 * ranks - 1 - rank, chunk)] if ranks > 1 else [(0, length)]
-            keys, values = both[:, start * ranks : start * ranks + length].unbind()
-            for place, size in places:
-                outputs.append(self._attend(query[start : start + size], keys, values, place * size))
-                start += size
-        return torch.cat(outputs).flatten(1)
-
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, before: int) -> Tensor:
-        """Attention of consecutive queries, ``before`` of whose sequence's tokens stand before the first."""
-        seen = before + len(query)
-        mask = None
-        if before:
-            mask = torch.ones(len(query), seen, dtype=torch.bool, device=query.device).tril(before)
-        found = scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys[:seen].transpose(0, 1)[None], values[:seen].transpose(0, 1)[None],
-            attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=query.shape[1] != keys.shape[1],
-        )  # fmt: skip
-        return found[0].transpose(0, 1)
+        if packed_seq_params.keys is not None:
+            both = _Gather.apply(torch.stack([key, value]), self.group)
+            key, value = both.index_select(1, packed_seq_params.keys).unbind()
+        kernel = packed_seq_params.kernel(self.config.attention_kernel, query.device)
+        heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        return kernel(*heads, None, scaling=self.scale, softcap=None).flatten(1)
 
 
 class _Gather(torch.autograd.Function):
