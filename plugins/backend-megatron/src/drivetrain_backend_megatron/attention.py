@@ -1,4 +1,6 @@
-"""Core attention on packed sequences, in place of megatron-core's, which needs TransformerEngine for these.
+"""Rotary embeddings and core attention of packed sequences. For these megatron-core's attention needs
+TransformerEngine, and its rotary embeddings, without that, wait for the device in every layer and go through the
+sequences one by one.
 
 Sequences stand one after the other. With ``cp`` ranks of context parallelism each is padded to a multiple of ``2 cp``
 tokens, and rank ``r`` has its chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much
@@ -23,17 +25,18 @@ class CoreAttention(MegatronModule):
     def __init__(
         self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str,
         attention_dropout: float | None = None, softmax_scale: float | None = None, cp_comm_type: str | None = None,
-        pg_collection: Any = None,
+        pg_collection: Any = None, *, frequencies: Tensor,
     ) -> None:  # fmt: skip
         super().__init__(config=config)
         self.group = pg_collection.cp
         self.scale = softmax_scale
+        self.frequencies = frequencies
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, attn_mask_type: Any = None,
         attention_bias: Tensor | None = None, packed_seq_params: PackedParams | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attend.
+        """Rotate, and attend.
 
         Args:
             query: ``(tokens, heads, head_dim)`` of this rank.
@@ -43,12 +46,21 @@ class CoreAttention(MegatronModule):
             ``(tokens, heads * head_dim)``
         """
         assert packed_seq_params is not None
+        cos, sin = packed_seq_params.rotation(self.frequencies, query.dtype)
+        query, key = (_rotated(tensor, cos, sin) for tensor in (query, key))
         if packed_seq_params.keys is not None:
             both = _Gather.apply(torch.stack([key, value]), self.group)
             key, value = both.index_select(1, packed_seq_params.keys).unbind()
         kernel = packed_seq_params.kernel(self.config.attention_kernel, query.device)
         heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         return kernel(*heads, None, scaling=self.scale, softcap=None).flatten(1)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate element i of a head together with the one that stands half a head further (Su et al. 2021,
+    arXiv:2104.09864, in the order of transformers)."""
+    first, second = heads.chunk(2, -1)
+    return heads * cos + torch.cat((-second, first), -1) * sin
 
 
 class _Gather(torch.autograd.Function):

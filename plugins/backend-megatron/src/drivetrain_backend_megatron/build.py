@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,7 +153,7 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
     )  # fmt: skip
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     attention = layer.submodules.self_attention.submodules
-    attention.core_attention = CoreAttention
+    attention.core_attention = partial(CoreAttention, frequencies=frequencies.to(device))
     if options.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     pieces = []
@@ -169,14 +170,12 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
                 parallel_output=True,
                 share_embeddings_and_output_weights=shape.tied,
-                position_embedding_type="rope",
+                position_embedding_type="none",  # core attention rotates
                 vp_stage=vp_stage,
             )
         for name, parameter in piece.named_parameters():
             if ".local_experts." in name:  # unsaid with one expert rank, whose gradients tensor ranks may have parts of
                 parameter.allreduce = False
-        rotary = piece.rotary_pos_emb
-        rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
         pieces.append(piece)
     return pieces
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -20,6 +21,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
     Attributes:
         lengths: of the sequences with their padding, over all ranks of context parallelism.
         order: ``(tokens,)`` the places of the tokens in those of all ranks, one rank after the other.
+        positions: ``(tokens,)`` of this rank's tokens in their sequences.
         parts: lengths of the parts of sequences that this rank has, one after the other, and of the keys that each
             looks at: those of its sequence until its own end.
         keys: the places of these keys in the tokens of all ranks, one rank after the other.
@@ -27,16 +29,27 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
 
     lengths: tuple[int, ...] = ()
     order: Tensor | None = None
+    positions: Tensor | None = None
     parts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     keys: Tensor | None = None
-    _made: dict[type[Kernel], Kernel] = field(default_factory=dict)
+    _made: dict[Any, Any] = field(default_factory=dict)
 
     def kernel(self, kind: type[Kernel], device: torch.device) -> Kernel:
         """That attends to these sequences; one for all layers."""
         if kind not in self._made:
             lengths, keys = self.parts or (self.lengths, None)
             self._made[kind] = kind(lengths, device, keys)
-        return self._made[kind]
+        made: Kernel = self._made[kind]
+        return made
+
+    def rotation(self, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding, ``(tokens, 1, head_dim)``; once for all layers."""
+        if dtype not in self._made:
+            assert self.positions is not None
+            angles = (self.positions[:, None].float() * frequencies).repeat(1, 2)[:, None]
+            self._made[dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = self._made[dtype]
+        return cos, sin
 
 
 def packed_params(
@@ -58,6 +71,7 @@ def packed_params(
     while sum(padded) // cp % multiple:
         padded[-1] += unit
     ends = torch.tensor([0, *padded], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    positions = torch.cat([torch.arange(length) for length in padded])[places(padded, cp=cp, rank=rank)]
     order = keys = parts = None
     if cp > 1:
         order = torch.empty(sum(padded), dtype=torch.long)
@@ -71,7 +85,7 @@ def packed_params(
         order = order.to(device)
     return PackedParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=max(padded), max_seqlen_kv=max(padded),
-        lengths=tuple(padded), order=order, parts=parts, keys=keys,
+        lengths=tuple(padded), order=order, positions=positions.to(device), parts=parts, keys=keys,
     )  # fmt: skip
 
 
