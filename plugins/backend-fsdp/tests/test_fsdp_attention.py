@@ -16,13 +16,14 @@ from transformers import Llama4TextConfig, MistralConfig
 from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import attention, flex
-from drivetrain_backend_fsdp.attention import Packing, Reach
+from drivetrain_backend_common import flex
+from drivetrain_backend_common.attention_kernels import KERNELS, Reach
+from drivetrain_backend_common.flash import FlashAttention2, Varlen
+from drivetrain_backend_common.flex import Flex
+from drivetrain_backend_common.sdpa import Sdpa
+from drivetrain_backend_fsdp import attention
+from drivetrain_backend_fsdp.attention import Packing
 from drivetrain_backend_fsdp.config import FSDPConfig
-from drivetrain_backend_fsdp.flash import FlashAttention2, Varlen
-from drivetrain_backend_fsdp.flex import Flex
-from drivetrain_backend_fsdp.kernels import KERNELS
-from drivetrain_backend_fsdp.sdpa import Sdpa
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -1,9 +1,9 @@
 """Causal attention over packed sequences, as an attention implementation of transformers.
 
 While a packing is active (:func:`packed`), attention stays within the sequences of the packed row, by the kernel that
-the packing brings (:mod:`.kernels`). Outside, everything is as with ``sdpa``, so that the same module serves for
-generation. Where ranks share the packed row (:mod:`.ulysses`), tensors of ``tokens / ranks`` and all heads are
-exchanged for ones of all tokens and ``heads / ranks`` first, and the result back.
+the packing brings. Outside, everything is as with ``sdpa``, so that the same module serves for generation. Where ranks
+share the packed row (:mod:`.ulysses`), tensors of ``tokens / ranks`` and all heads are exchanged for ones of all tokens
+and ``heads / ranks`` first, and the result back.
 """
 
 from __future__ import annotations
@@ -21,26 +21,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp.sdpa import softcapped
+from drivetrain_backend_common.attention_kernels import Reach
+from drivetrain_backend_common.sdpa import softcapped
 
 if TYPE_CHECKING:
-    from drivetrain_backend_fsdp.kernels import Kernel
+    from drivetrain_backend_common.attention_kernels import Kernel
     from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 NAME = "drivetrain_packed"
 """Name of the implementation in transformers' registries."""
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How far back a token looks: at ``size`` tokens, itself among them, or at those of its chunk of ``size``."""
-
-    size: int
-    chunked: bool = False
-
-    def first(self, position: Tensor) -> Tensor:
-        """The first position of its sequence that each one looks at; it may lie before the sequence."""
-        return position - position % self.size if self.chunked else position - self.size + 1
 
 
 @dataclass(frozen=True)

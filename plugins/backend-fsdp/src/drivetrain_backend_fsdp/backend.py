@@ -16,6 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_common.attention_kernels import KERNELS
 from drivetrain_backend_common.log_probs import Head, token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
@@ -25,7 +26,6 @@ from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
 from drivetrain_backend_fsdp.compiling import compile_layers
 from drivetrain_backend_fsdp.critic import values_of
-from drivetrain_backend_fsdp.kernels import KERNELS
 from drivetrain_backend_fsdp.packing import Packed, filler, pack
 
 if TYPE_CHECKING:

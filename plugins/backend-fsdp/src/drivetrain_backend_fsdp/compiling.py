@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import attention, dynamo
+from drivetrain_backend_common import dynamo
+from drivetrain_backend_fsdp import attention
 
 
 def compile_layers(layers: Iterable[nn.Module], device: torch.device) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from drivetrain import RunConfig
     from drivetrain.seam.registry import Registry
 
-INSTALL_FLASH = "pip install flash-attn --no-build-isolation, or set it to varlen"
 INSTALL_LORA = "pip install 'drivetrain-backend-fsdp[lora]'"
 
 

@@ -19,7 +19,7 @@ from drivetrain_backend_fsdp.packing import Packed
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
-    from drivetrain_backend_fsdp.kernels import Kernel
+    from drivetrain_backend_common.attention_kernels import Kernel
     from drivetrain_backend_fsdp.ulysses import SequenceRanks
 
 Consumer = Callable[[Tensor, Head | nn.Linear], Any]

@@ -1,5 +1,6 @@
-"""Core attention on packed sequences with PyTorch's scaled dot product, in place of megatron-core's, which needs
-TransformerEngine for these.
+"""Rotary embeddings and core attention of packed sequences. For these megatron-core's attention needs
+TransformerEngine, and its rotary embeddings, without that, wait for the device in every layer and go through the
+sequences one by one.
 
 Sequences stand one after the other. With ``cp`` ranks of context parallelism each is padded to a multiple of ``2 cp``
 tokens, and rank ``r`` has its chunks ``r`` and ``2 cp - 1 - r`` of ``2 cp`` equal ones, so that all ranks have as much
@@ -14,7 +15,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from drivetrain_backend_megatron.packing import PackedParams
 
@@ -25,17 +25,18 @@ class CoreAttention(MegatronModule):
     def __init__(
         self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str,
         attention_dropout: float | None = None, softmax_scale: float | None = None, cp_comm_type: str | None = None,
-        pg_collection: Any = None,
+        pg_collection: Any = None, *, frequencies: Tensor,
     ) -> None:  # fmt: skip
         super().__init__(config=config)
         self.group = pg_collection.cp
         self.scale = softmax_scale
+        self.frequencies = frequencies
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, attn_mask_type: Any = None,
         attention_bias: Tensor | None = None, packed_seq_params: PackedParams | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attend.
+        """Rotate, and attend.
 
         Args:
             query: ``(tokens, heads, head_dim)`` of this rank.
@@ -45,31 +46,21 @@ class CoreAttention(MegatronModule):
             ``(tokens, heads * head_dim)``
         """
         assert packed_seq_params is not None
-        ranks, rank = self.group.size(), self.group.rank()
-        both = torch.stack([key, value])
-        if ranks > 1:
-            both = _Gather.apply(both, self.group).index_select(1, packed_seq_params.order)
-        outputs, start = [], 0
-        for length in packed_seq_params.lengths:
-            chunk = length // (2 * ranks)
-            places = [(rank, chunk), (2 * ranks - 1 - rank, chunk)] if ranks > 1 else [(0, length)]
-            keys, values = both[:, start * ranks : start * ranks + length].unbind()
-            for place, size in places:
-                outputs.append(self._attend(query[start : start + size], keys, values, place * size))
-                start += size
-        return torch.cat(outputs).flatten(1)
+        cos, sin = packed_seq_params.rotation(self.frequencies, query.dtype)
+        query, key = (_rotated(tensor, cos, sin) for tensor in (query, key))
+        if packed_seq_params.keys is not None:
+            both = _Gather.apply(torch.stack([key, value]), self.group)
+            key, value = both.index_select(1, packed_seq_params.keys).unbind()
+        kernel = packed_seq_params.kernel(self.config.attention_kernel, query.device)
+        heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        return kernel(*heads, None, scaling=self.scale, softcap=None).flatten(1)
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, before: int) -> Tensor:
-        """Attention of consecutive queries, ``before`` of whose sequence's tokens stand before the first."""
-        seen = before + len(query)
-        mask = None
-        if before:
-            mask = torch.ones(len(query), seen, dtype=torch.bool, device=query.device).tril(before)
-        found = scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys[:seen].transpose(0, 1)[None], values[:seen].transpose(0, 1)[None],
-            attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=query.shape[1] != keys.shape[1],
-        )  # fmt: skip
-        return found[0].transpose(0, 1)
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate element i of a head together with the one that stands half a head further (Su et al. 2021,
+    arXiv:2104.09864, in the order of transformers)."""
+    first, second = heads.chunk(2, -1)
+    return heads * cos + torch.cat((-second, first), -1) * sin
 
 
 class _Gather(torch.autograd.Function):

@@ -72,7 +72,8 @@ class MegatronBackend(TrainingBackend):
         with self._engine():
             parallel.initialize(config, communication_backend=context.hardware.communication_backend,
                                 seed=context.seed)  # fmt: skip
-            options = build.transformer_config(config, kind, shape, entries, dtype=dtype, device=self.device)
+            options = build.transformer_config(config, kind, shape, entries, dtype=dtype, device=self.device,
+                                               learns=context.optimizer is not None)  # fmt: skip
             self.pieces = build.build(options, shape, self.hf_config, self.device)
             table = families.parameters(kind, shape)
             with folders.weights_of(context, self.hf_config) as folder:

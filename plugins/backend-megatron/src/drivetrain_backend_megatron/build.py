@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drivetrain import UserError
+from drivetrain_backend_common.attention_kernels import KERNELS, Kernel
+from drivetrain_backend_common.flash import Varlen
 from drivetrain_backend_megatron.attention import CoreAttention
 from drivetrain_backend_megatron.config import MegatronConfig
 from drivetrain_backend_megatron.families import Family, Shape
@@ -41,6 +45,17 @@ class RMSNorm(nn.Module):
         return nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
 
 
+@dataclass
+class Options(TransformerConfig):  # type: ignore[misc]
+    """megatron-core's options, and ours.
+
+    Attributes:
+        attention_kernel: what computes attention over packed sequences.
+    """
+
+    attention_kernel: type[Kernel] | None = None
+
+
 def transformer_config(
     config: MegatronConfig,
     kind: Family,
@@ -49,7 +64,8 @@ def transformer_config(
     *,
     dtype: torch.dtype,
     device: torch.device,
-) -> TransformerConfig:
+    learns: bool = True,
+) -> Options:
     """megatron-core's options for a model.
 
     Gradients are sums: losses are divided by global counts before they come to megatron-core.
@@ -58,7 +74,13 @@ def transformer_config(
         model: entries of the Hugging Face config.
         dtype: of weights and activations.
         device: where the model is.
+        learns: whether it has a backward pass.
+
+    Raises:
+        drivetrain.UserError: the device, or this machine, does not have what the config asks for.
     """
+    kernel = KERNELS[config.attention or ("varlen" if Varlen.suits(device, dtype, shape.head_dim) else "sdpa")]
+    kernel.check(device, dtype, learns=learns)
     experts: dict[str, Any] = {}
     if shape.experts:
         experts = {
@@ -69,7 +91,8 @@ def transformer_config(
             "moe_ffn_hidden_size": shape.width,
             "moe_grouped_gemm": False,
         }
-    return TransformerConfig(
+    return Options(
+        attention_kernel=kernel,
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -115,9 +138,7 @@ def transformer_config(
     )
 
 
-def build(
-    options: TransformerConfig, shape: Shape, hf_config: PreTrainedConfig, device: torch.device
-) -> list[GPTModel]:
+def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: torch.device) -> list[GPTModel]:
     """This rank's pieces of the model, in the order of their layers, with memory for weights but without contents.
 
     The output layer gives this rank's part of the vocabulary, which is padded to a multiple of the ranks.
@@ -132,7 +153,7 @@ def build(
     )  # fmt: skip
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     attention = layer.submodules.self_attention.submodules
-    attention.core_attention = CoreAttention
+    attention.core_attention = partial(CoreAttention, frequencies=frequencies.to(device))
     if options.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     pieces = []
@@ -149,14 +170,12 @@ def build(
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
                 parallel_output=True,
                 share_embeddings_and_output_weights=shape.tied,
-                position_embedding_type="rope",
+                position_embedding_type="none",  # core attention rotates
                 vp_stage=vp_stage,
             )
         for name, parameter in piece.named_parameters():
             if ".local_experts." in name:  # unsaid with one expert rank, whose gradients tensor ranks may have parts of
                 parameter.allreduce = False
-        rotary = piece.rotary_pos_emb
-        rotary.inv_freq = frequencies.to(rotary.inv_freq.device)
         pieces.append(piece)
     return pieces
 

@@ -52,6 +52,14 @@ class MegatronConfig(PluginConfig):
     transformer_impl: Literal["local"] = Field(
         "local", description="Whose layers the model is made of: megatron-core's own, with PyTorch's attention."
     )
+    attention: Literal["sdpa", "flex", "varlen", "flash_attention_2"] | None = Field(
+        None,
+        description="Kernel of attention over packed sequences. sdpa: PyTorch's fused causal kernel, for sequences of"
+        " similar length at a time. flex: FlexAttention over the packed row; not with context parallelism. varlen:"
+        " PyTorch's flash kernel for sequences of varying length (CUDA, half precision). flash_attention_2: that of the"
+        " package flash-attn. Omitted: varlen on devices of torch's type cuda for models in half precision whose heads"
+        " it takes, where torch has it, and sdpa elsewhere.",
+    )
 
     use_distributed_optimizer: bool = Field(
         False,
@@ -123,6 +131,10 @@ class MegatronConfig(PluginConfig):
             what = "pieces of layers interleave over stages, and pipeline_model_parallel_size is 1"
             yield Problem(key="virtual_pipeline_model_parallel_size", what=what,
                           mend="remove it, or use at least 2 stages")  # fmt: skip
+        if self.attention == "flex" and self.context_parallel_size > 1:
+            yield Problem(key="attention", what="flex does not compute attention of a part of each sequence, which a"
+                          f" rank has with context_parallel_size {self.context_parallel_size}",
+                          mend="set it to sdpa or varlen")  # fmt: skip
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             yield Problem(key="sequence_parallel", what="tokens are split over the ranks of tensor parallelism, and"
                           " tensor_model_parallel_size is 1", mend="remove it, or use at least 2 ranks")  # fmt: skip

@@ -35,7 +35,8 @@ class Optimizer:
             distributed: whether data parallel ranks have shares of moments and float32 parameters.
             frees_gradients: whether the buffers of gradients have no memory between updates.
         """
-        dtype = next(pieces[0].parameters()).dtype
+        example = next(pieces[0].parameters())
+        dtype, fused = example.dtype, example.device.type == "cuda"
         settings = OptimizerConfig(
             optimizer="adam", lr=section.lr, weight_decay=section.weight_decay, adam_beta1=section.betas[0],
             adam_beta2=section.betas[1], adam_eps=section.eps, bf16=dtype == torch.bfloat16, params_dtype=dtype,
@@ -47,6 +48,8 @@ class Optimizer:
         self.parts = list(getattr(self._all, "chained_optimizers", [self._all]))
         for group in self._groups():
             group["weight_decay"] = section.weight_decay * group["wd_mult"]
+            if fused:
+                group["fused"] = True  # else torch's step makes, for a time, a copy of all it updates
         self._buffers: list[tuple[torch.UntypedStorage, int]] = []
         if frees_gradients:
             self._buffers = [(storage, storage.nbytes()) for storage in gradients.storages(pieces)]

@@ -39,7 +39,7 @@ def run(
 
     def step(batches: Any, model: nn.Module) -> Any:
         number, (tokens, lengths) = next(batches)
-        packed = packed_params(lengths, device, cp=cp, multiple=multiple)
+        packed = packed_params(lengths, device, cp=cp, rank=rank, multiple=multiple)
         ids = torch.cat([nn.functional.pad(sequence, (0, room - len(sequence)))
                          for sequence, room in zip(tokens.split(list(lengths)), packed.lengths)])  # fmt: skip
         ids = ids[places(packed.lengths, cp=cp, rank=rank)][None].to(device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from drivetrain_backend_fsdp.attention import Reach
+    from drivetrain_backend_common.attention_kernels import Reach
 
 SIMILAR = 0.75
 """The shortest sequence of a group has at least this share of the longest one's tokens."""
@@ -27,8 +27,9 @@ class Sdpa:
 
     half = False
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self._groups = groups(lengths, device)
+    def __init__(self, lengths: Sequence[int], device: torch.device, keys: Sequence[int] | None = None) -> None:
+        self._groups = () if keys is not None else groups(lengths, device)
+        self._parts = None if keys is None else (tuple(lengths), tuple(keys))
         self._masks: dict[Reach, Tensor] = {}
 
     @staticmethod
@@ -39,6 +40,9 @@ class Sdpa:
         self, query: Tensor, key: Tensor, value: Tensor, reach: Reach | None, *, scaling: float | None,
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
+        if self._parts is not None:
+            assert reach is None and softcap is None, "parts of sequences look at all before them"
+            return _of_parts(query, key, value, *self._parts, scaling=scaling)
         whole = None if reach is None else self._mask(reach, query.device)
         grouped_heads = query.shape[1] != key.shape[1]
         # Kernels that save memory share key heads only where no mask is given and, but for the CPU, in half precision.
@@ -61,7 +65,7 @@ class Sdpa:
     def _mask(self, reach: Reach, device: torch.device) -> Tensor:
         """Of the longest sequence, ``(1, 1, longest, longest)``."""
         if reach not in self._masks:
-            position = torch.arange(self._groups[0].longest, device=device)
+            position = torch.arange(max(group.longest for group in self._groups), device=device)
             query, key = position[:, None], position[None]
             self._masks[reach] = ((key <= query) & (key >= reach.first(query)))[None, None]
         return self._masks[reach]
@@ -119,21 +123,37 @@ class _Gather(torch.autograd.Function):
 
 
 def groups(lengths: Sequence[int], device: torch.device) -> tuple[Group, ...]:
-    """Cut a packed row, longest sequence first, into groups of similar length."""
+    """Cut a packed row into groups of neighbours of similar length; there are fewest with the longest first."""
     result = []
     first = start = 0
     while first < len(lengths):
         longest = lengths[first]
         end = first
-        while end < len(lengths) and lengths[end] >= SIMILAR * longest:
+        while end < len(lengths) and longest >= lengths[end] >= SIMILAR * longest:
             end += 1
         mine = lengths[first:end]
         place = None
-        if mine[-1] != longest:
+        if min(mine) != longest:
             place = torch.cat([torch.arange(n) + i * longest for i, n in enumerate(mine)]).to(device)
         result.append(Group(start, start + sum(mine), len(mine), longest, place))
         first, start = end, start + sum(mine)
     return tuple(result)
+
+
+def _of_parts(
+    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], keys: tuple[int, ...], *, scaling: float | None
+) -> Tensor:
+    """Attention of parts of sequences, one by one; the keys of each are those before its end."""
+    outputs = []
+    for q, k, v in zip(query.split(lengths, 2), key.split(keys, 2), value.split(keys, 2), strict=True):
+        size, seen = q.shape[2], k.shape[2]
+        mask = None
+        if seen != size:
+            mask = torch.ones(size, seen, dtype=torch.bool, device=q.device).tril(seen - size)
+        k, v = (heads.repeat_interleave(q.shape[1] // heads.shape[1], dim=1) for heads in (k, v))
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def softcapped(

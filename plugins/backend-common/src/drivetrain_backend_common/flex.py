@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp import dynamo
+from drivetrain_backend_common import dynamo
 
 if TYPE_CHECKING:
-    from drivetrain_backend_fsdp.attention import Reach
+    from drivetrain_backend_common.attention_kernels import Reach
 
 BLOCK = 128
 """Tokens on a side of a block."""
@@ -32,7 +32,10 @@ class Flex:
 
     half = False
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device, keys: Sequence[int] | None = None) -> None:
+        if keys is not None:
+            raise UserError("flex does not compute attention of a part of each sequence", where="backend.attention",
+                            mend="set it to sdpa or varlen")  # fmt: skip
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         self._start = starts.repeat_interleave(sizes).to(device)  # of each token's sequence

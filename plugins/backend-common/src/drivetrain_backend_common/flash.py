@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 
 from drivetrain import UserError
-from drivetrain_backend_fsdp.config import INSTALL_FLASH
 
 if TYPE_CHECKING:
-    from drivetrain_backend_fsdp.attention import Reach
+    from drivetrain_backend_common.attention_kernels import Reach
 
 WHERE = "backend.attention"
+INSTALL = "pip install flash-attn --no-build-isolation, or set it to varlen"
 
 
 class _Flash(ABC):
     name: str
     half = True
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.longest = max(lengths)
-        self.ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
+    def __init__(self, lengths: Sequence[int], device: torch.device, keys: Sequence[int] | None = None) -> None:
+        self.spans = self.key_spans = _spans(lengths, device)
+        if keys is not None:
+            self.key_spans = _spans(keys, device)
 
     @classmethod
     def check(cls, device: torch.device, dtype: torch.dtype, *, learns: bool) -> None:
@@ -37,15 +38,15 @@ class _Flash(ABC):
                             mend="set it to sdpa")  # fmt: skip
         if dtype.itemsize != 2:
             raise UserError(f"{cls.name} computes in half precision, not in {str(dtype).removeprefix('torch.')}",
-                            where=WHERE, mend="set backend.compute_dtype=bfloat16, or model.dtype=bfloat16",
-                            )  # fmt: skip
+                            where=WHERE, mend="set model.dtype=bfloat16, or backend.compute_dtype=bfloat16 if it has"
+                            " that")  # fmt: skip
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, reach: Reach | None, *, scaling: float | None,
         softcap: float | None,
     ) -> Tensor:  # fmt: skip
         dim = query.shape[-1]
-        if value.shape[-1] != dim or dim % 8 or dim > 256:
+        if value.shape[-1] != dim or not _fits(dim):
             raise UserError(f"{self.name} takes heads of one size that is a multiple of 8 and at most 256; these have"
                             f" {dim} for keys and {value.shape[-1]} for values", where=WHERE,
                             mend="set it to sdpa or flex")  # fmt: skip
@@ -64,6 +65,16 @@ class _Flash(ABC):
         """``(tokens, heads, dim)`` to the same."""
 
 
+def _fits(dim: int) -> bool:
+    return dim % 8 == 0 and dim <= 256
+
+
+def _spans(lengths: Sequence[int], device: torch.device) -> tuple[Tensor, int]:
+    """The ends of sequences, and the longest of them."""
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
+    return ends, max(lengths)
+
+
 class Varlen(_Flash):
     """The kernel ``varlen``: ``torch.nn.attention.varlen``."""
 
@@ -72,10 +83,20 @@ class Varlen(_Flash):
     @classmethod
     def check(cls, device: torch.device, dtype: torch.dtype, *, learns: bool) -> None:
         super().check(device, dtype, learns=learns)
-        if not {"scale", "window_size"} <= _parameters().keys():
+        if not cls.known():
             raise UserError(f"torch {torch.__version__} has no attention over sequences of varying length with scales"
                             " and windows", where=WHERE, mend="install torch 2.11 or newer, or set it to flex",
                             )  # fmt: skip
+
+    @staticmethod
+    def known() -> bool:
+        """Whether this torch has the kernel, with all that is asked of it."""
+        return {"scale", "window_size"} <= _parameters().keys()
+
+    @classmethod
+    def suits(cls, device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+        """Whether it computes attention of heads of a size."""
+        return device.type == "cuda" and dtype.itemsize == 2 and _fits(dim) and cls.known()
 
     def compute(
         self, query: Tensor, key: Tensor, value: Tensor, *, window: tuple[int, int], scaling: float | None,
@@ -88,10 +109,10 @@ class Varlen(_Flash):
                             mend="set it to sdpa, flex or flash_attention_2")  # fmt: skip
         # fewer heads of keys need no word in releases that do not ask for one
         options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _parameters() else {}
+        (ends, longest), (key_ends, longest_keys) = self.spans, self.key_spans
         out = varlen_attn(
-            query, key, value, self.ends, self.ends, self.longest, self.longest, scale=scaling, window_size=window,
-            **options,
-        )  # fmt: skip
+            query, key, value, ends, key_ends, longest, longest_keys, scale=scaling, window_size=window, **options
+        )
         return cast(Tensor, out)
 
 
@@ -114,7 +135,7 @@ class FlashAttention2(_Flash):
         super().check(device, dtype, learns=learns)
         if importlib.util.find_spec("flash_attn") is None:
             raise UserError("flash_attention_2 needs the package flash-attn, not installed here", where=WHERE,
-                            mend=INSTALL_FLASH)  # fmt: skip
+                            mend=INSTALL)  # fmt: skip
 
     def compute(
         self, query: Tensor, key: Tensor, value: Tensor, *, window: tuple[int, int], scaling: float | None,
@@ -122,8 +143,9 @@ class FlashAttention2(_Flash):
     ) -> Tensor:  # fmt: skip
         from flash_attn import flash_attn_varlen_func
 
+        (ends, longest), (key_ends, longest_keys) = self.spans, self.key_spans
         out = flash_attn_varlen_func(
-            query, key, value, self.ends, self.ends, self.longest, self.longest, softmax_scale=scaling, causal=True,
+            query, key, value, ends, key_ends, longest, longest_keys, softmax_scale=scaling, causal=True,
             window_size=window, softcap=softcap or 0.0,
         )  # fmt: skip
         return cast(Tensor, out)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from drivetrain_backend_fsdp.flash import FlashAttention2, Varlen
-from drivetrain_backend_fsdp.flex import Flex
-from drivetrain_backend_fsdp.sdpa import Sdpa
+from drivetrain_backend_common.flash import FlashAttention2, Varlen
+from drivetrain_backend_common.flex import Flex
+from drivetrain_backend_common.sdpa import Sdpa
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from drivetrain_backend_fsdp.attention import Reach
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back a token looks: at ``size`` tokens, itself among them, or at those of its chunk of ``size``."""
+
+    size: int
+    chunked: bool = False
+
+    def first(self, position: Tensor) -> Tensor:
+        """The first position of its sequence that each one looks at; it may lie before the sequence."""
+        return position - position % self.size if self.chunked else position - self.size + 1
 
 
 class Kernel(Protocol):
@@ -25,8 +36,16 @@ class Kernel(Protocol):
 
     half: bool
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """``lengths`` of the row's sequences, longest first."""
+    def __init__(self, lengths: Sequence[int], device: torch.device, keys: Sequence[int] | None = None) -> None:
+        """A row.
+
+        Args:
+            lengths: of its sequences; with the longest first there is least to do.
+            keys: how many keys each has, where queries are the last tokens of them alone. Omitted: as many as queries.
+
+        Raises:
+            drivetrain.UserError: the kernel needs the queries of all.
+        """
 
     @staticmethod
     def check(device: torch.device, dtype: torch.dtype, *, learns: bool) -> None:
