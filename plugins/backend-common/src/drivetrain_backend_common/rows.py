@@ -29,13 +29,17 @@ class Tokens:
     lengths: list[int]
 
     @classmethod
-    def of(cls, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, *, vocab_size: int) -> Tokens:
+    def of(
+        cls, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, *, vocab_size: int,
+        where: str = "model.tokenizer",
+    ) -> Tokens:  # fmt: skip
         """Find what has to be read.
 
         Args:
             input_ids, attention_mask: ``(rows, prompt + response)``.
             wanted: ``(rows, response)``, non-zero where a log-probability is wanted.
             vocab_size: of the model.
+            where: the key of the tokenizer, for messages.
 
         Raises:
             drivetrain.UserError: for a token that the model does not know.
@@ -54,7 +58,7 @@ class Tokens:
         known = torch.where(real, input_ids, 0)
         if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < vocab_size:
             raise UserError(f"token {int(known.max())} is not among the {vocab_size} tokens of the model",
-                            where="model.tokenizer", mend="use the tokenizer that belongs to the model")  # fmt: skip
+                            where=where, mend="use the tokenizer that belongs to the model")  # fmt: skip
         return cls(input_ids=input_ids, wanted=wanted, read=read, position=position, lengths=read.sum(1).tolist())
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from drivetrain import UserError
+from drivetrain_backend_common.judges import classifies
 from drivetrain_backend_fsdp import loading
 from drivetrain_backend_fsdp.model import check_folder
 
@@ -40,7 +41,7 @@ def load(context: BackendContext) -> PreTrainedModel:
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(model.path, **options)
-        if not _classifies(config):
+        if not classifies(config):
             raise UserError(f"{model.path} holds {config.architectures[0]}, which has no classification head",
                             where=WHERE, mend=mend)  # fmt: skip
         options["dtype"] = getattr(torch, model.dtype)
@@ -65,14 +66,6 @@ def load(context: BackendContext) -> PreTrainedModel:
         raise UserError(f"{model.path} does not load as a sequence classifier: {error}", where=WHERE, mend=mend,
                         ) from error  # fmt: skip
     return cast(PreTrainedModel, loaded.eval())
-
-
-def _classifies(config: PreTrainedConfig) -> bool:
-    """Whether a config names a sequence classifier, or nothing."""
-    if "AutoModelForSequenceClassification" in (getattr(config, "auto_map", None) or {}):
-        return True
-    names = config.architectures or ()
-    return not names or any(name.endswith("ForSequenceClassification") for name in names)
 
 
 class Texts:

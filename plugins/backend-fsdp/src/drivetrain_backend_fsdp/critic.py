@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers.modeling_layers import GenericForTokenClassification
 from transformers.utils import logging
 
-from drivetrain import UserError
+from drivetrain_backend_common.judges import check_critic, drawn_value_head, scores_of
 
 
 def value_head(model: nn.Module) -> nn.Linear | None:
@@ -34,11 +34,7 @@ def model_class(config: PreTrainedConfig) -> Any:
     Raises:
         drivetrain.UserError: when the config is of a classifier that gives another number of labels.
     """
-    if any(name.endswith("Classification") for name in config.architectures or ()) and config.num_labels != 1:
-        raise UserError(f"the folder is of a classifier of {config.num_labels} labels; a critic has one",
-                        where="critic.model.path", mend="give a causal language model, or a classifier of one label",
-                        )  # fmt: skip
-    config.num_labels = 1
+    check_critic(config)
     if type(config) in AutoModelForTokenClassification._model_mapping:
         return AutoModelForTokenClassification
     causal: Any = AutoModelForCausalLM._model_mapping[type(config)]
@@ -53,11 +49,6 @@ def model_class(config: PreTrainedConfig) -> Any:
     return made
 
 
-def has_head(config: PreTrainedConfig) -> bool:
-    """Whether a folder must hold the value head: that of a token classifier, not of a language or a reward model."""
-    return any(name.endswith("ForTokenClassification") for name in config.architectures or ())
-
-
 @contextmanager
 def head_may_be_missing() -> Iterator[None]:
     """Keep transformers from reporting that a folder lacks the value head; :func:`drawn_head` is put there."""
@@ -70,16 +61,11 @@ def head_may_be_missing() -> Iterator[None]:
 
 
 def drawn_head(model: PreTrainedModel, missing: set[str], seed: int) -> dict[str, Tensor]:
-    """Those tensors of the value head that a folder lacks, drawn, by their names.
-
-    The weight is normal with standard deviation 1 / (hidden + 1), so that values start small; the bias is 0.
-    """
+    """Those tensors of the value head that a folder lacks, drawn, by their names."""
     head = cast(nn.Linear, value_head(model))
     name = next(name for name, module in model.named_modules() if module is head)
-    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
-    drawn = {f"{name}.weight": weight / (head.in_features + 1)}
-    if head.bias is not None:
-        drawn[f"{name}.bias"] = torch.zeros(head.bias.shape)
+    shapes = {f"{name}.{key}": tuple(tensor.shape) for key, tensor in head.named_parameters()}
+    drawn = drawn_value_head(shapes, seed)
     return {name: tensor for name, tensor in drawn.items() if name in missing}
 
 
@@ -94,5 +80,4 @@ def draw_head(model: PreTrainedModel, missing: set[str], seed: int) -> set[str]:
 
 def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:
     """``(tokens,)`` in float32, from ``(tokens, hidden)``."""
-    values = hidden.float() @ head.weight.float()[0]
-    return values if head.bias is None else values + head.bias.float()
+    return scores_of(hidden, head.weight, head.bias)[:, 0]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from drivetrain import UserError
+from drivetrain_backend_common.judges import has_value_head
 from drivetrain_backend_common.log_probs import Head
 from drivetrain_backend_fsdp import attention, critic, loading
 from drivetrain_backend_fsdp.packing import Packed
@@ -55,7 +56,7 @@ def load(context: BackendContext, kernel: type[Kernel]) -> PreTrainedModel:
                 loading.plan_broadcast(loaded, whole, context.rank)
             else:
                 missing = loading.plan_slices(loaded, model.path, context.rank)
-                if values and not critic.has_head(config):
+                if values and not has_value_head(config):
                     drawn = critic.drawn_head(loaded, missing, context.seed)
                     loading.plan_given(loaded, drawn)
                     missing -= drawn.keys()
@@ -75,7 +76,7 @@ def load(context: BackendContext, kernel: type[Kernel]) -> PreTrainedModel:
 def _whole(context: BackendContext, kind: Any, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
     """The model, read or drawn by this process alone."""
     model, values = context.model, context.role == "critic"
-    draws_head = values and not critic.has_head(config)
+    draws_head = values and not has_value_head(config)
     if model.init == "random":
         with torch.random.fork_rng():
             torch.manual_seed(context.seed)

@@ -37,35 +37,35 @@ from drivetrain_backend_megatron import (
 )
 from drivetrain_backend_megatron.optimizer import Optimizer
 from drivetrain_backend_megatron.packing import PackedParams
-from drivetrain_backend_megatron.sequences import Sequences
+from drivetrain_backend_megatron.sequences import Sequences, last_tokens
 
 if TYPE_CHECKING:
     from drivetrain import DataProto, LossTerm
     from drivetrain.numerics import Counts
     from drivetrain_backend_megatron.config import MegatronConfig
 
-OUTPUTS = ("log_probs", "entropy")
 Consumer = Callable[[int, dict[str, Tensor]], Tensor]
 """Takes the number of a micro-batch and the outputs of its wanted tokens, ``(wanted,)``; gives a share of a loss."""
 
 
 class MegatronBackend(TrainingBackend):
     """A causal language model of megatron-core and its optimizer, over ranks of tensor, pipeline, context, expert and
-    data parallelism."""
+    data parallelism; for the role ``critic``, its trunk with a value head; for the role ``reward``, a sequence
+    classifier."""
 
     config: MegatronConfig
 
     def initialize(self) -> None:
         context, config = self.context, self.config
-        if context.role in ("critic", "reward"):
-            raise UserError(f"backend megatron has no model for the role {context.role}",
-                            where=f"{context.role}.backend", mend="use backend fsdp for it")  # fmt: skip
+        self.outputs = {"critic": ("values",), "reward": ("scores",)}.get(context.role, ("log_probs", "entropy"))
         self.device = context.hardware.device()
         self.log_prob_kernel = logit_kernel(config.log_prob_kernel, self.device)
         dtype = getattr(torch, context.model.dtype)
         self.hf_config = folders.read_config(context)
         entries = self.hf_config.to_dict()
-        kind, shape = families.family(entries), families.Shape.of(entries)
+        kind = families.family(entries)
+        shape = families.Shape.of(entries, **folders.labels(self.hf_config, context.role))
+        self.labels = shape.labels
         self.vocab_size = shape.vocab
         self.version = 0
         self.skipped = 0  # updates in a row
@@ -76,11 +76,12 @@ class MegatronBackend(TrainingBackend):
                                                learns=context.optimizer is not None)  # fmt: skip
             self.pieces = build.build(options, shape, self.hf_config, self.device)
             table = families.parameters(kind, shape)
-            with folders.weights_of(context, self.hf_config) as folder:
-                weights.load(self.pieces, table, folder)
+            drawn = folders.value_head(context, self.hf_config, families.head(table))
+            with folders.weights_of(context, self.hf_config, drawn) as folder:
+                weights.load(self.pieces, table, folder, where=f"{folders.section(context)}.path", drawn=drawn)
             weights.mark_shares(self.pieces, table)
             self.last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-            if self.last:
+            if self.last and not shape.labels:
                 head.detach(self.pieces[-1])
             self.vocabulary = head.TensorRanks(shape.vocab)
             self.optimizer: Optimizer | None = None
@@ -109,20 +110,27 @@ class MegatronBackend(TrainingBackend):
 
     @torch.no_grad()
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
-        if unknown := set(outputs) - set(OUTPUTS):
-            raise PluginError(f"backend megatron does not compute {sorted(unknown)}")
+        if unknown := set(outputs) - set(self.outputs):
+            raise PluginError(f"backend megatron does not compute {sorted(unknown)} for the role {self.context.role}")
         self._shelves.need("parameters")
-        responses, attention_mask = batch.batch["responses"], batch.batch["attention_mask"]
-        wanted = attention_mask[:, attention_mask.shape[1] - responses.shape[1] :]
-        tokens = Tokens.of(batch.batch["input_ids"], attention_mask, wanted, vocab_size=self.vocab_size)
+        ids, attention_mask = batch.batch["input_ids"], batch.batch["attention_mask"]
+        texts = self.context.role == "reward"
+        if texts:
+            tokens = last_tokens(ids, attention_mask, pad=getattr(self.hf_config, "pad_token_id", None), vocab_size=self.vocab_size)
+            shape: tuple[int, ...] = (len(ids), self.labels)
+        else:
+            shape = tuple(batch.batch["responses"].shape)
+            tokens = Tokens.of(ids, attention_mask, attention_mask[:, ids.shape[1] - shape[1] :],
+                               vocab_size=self.vocab_size)  # fmt: skip
         plan = self._even(self._plan(tokens))
         sequences = [Sequences.of(tokens, rows) for rows in plan]
-        result = {name: torch.zeros(wanted.shape, device=self.device) for name in outputs}
+        result = {name: torch.zeros(shape, device=self.device) for name in outputs}
 
         def keep(number: int, computed: dict[str, Tensor]) -> Tensor:
             packed = sequences[number]
             if len(packed.row):
-                where = torch.tensor(plan[number])[packed.row], packed.column
+                rows = torch.tensor(plan[number])[packed.row]
+                where = (rows,) if texts else (rows, packed.column)  # a text has all its scores at one token
                 for name in result:
                     result[name][where] = computed[name]
             return torch.zeros((), device=self.device)
@@ -141,7 +149,7 @@ class MegatronBackend(TrainingBackend):
         if self.optimizer is None:
             raise RunError(f"the model of role {self.context.role!r} has no optimizer, so it cannot be updated")
         self._shelves.need(*offload.PARTS)
-        objective = Objective.of(terms, OUTPUTS)
+        objective = Objective.of(terms, self.outputs)
         mask = batch.batch["response_mask"]
         tokens = Tokens.of(batch.batch["input_ids"], batch.batch["attention_mask"], mask, vocab_size=self.vocab_size)
         plan = self._plan(tokens, objective.joins(batch))
@@ -184,15 +192,20 @@ class MegatronBackend(TrainingBackend):
         def loss(hidden: Tensor, packed: PackedParams, number: int) -> Tensor:
             of = sequences[number]
             own, place = (places.to(self.device) for places in of.predictors(packed, cp=cp, rank=rank))
-            output = self.vocabulary.head(self.pieces[-1])
-            log_probs, entropies = token_log_probs(
-                hidden[0].index_select(0, place), of.target.to(self.device)[own], output, temperature=temperature,
-                chunk_tokens=self.config.log_prob_chunk_tokens, entropy="entropy" in outputs,
-                kernel=self.log_prob_kernel, ranks=ranks,
-            )  # fmt: skip
-            computed = {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
+            predictors = hidden[0].index_select(0, place)
+            if self.labels:
+                scores = self.pieces[-1].output_layer.of(predictors)
+                computed = {name: scores if name == "scores" else scores[:, 0] for name in self.outputs}
+            else:
+                output = self.vocabulary.head(self.pieces[-1])
+                log_probs, entropies = token_log_probs(
+                    predictors, of.target.to(self.device)[own], output, temperature=temperature,
+                    chunk_tokens=self.config.log_prob_chunk_tokens, entropy="entropy" in outputs,
+                    kernel=self.log_prob_kernel, ranks=ranks,
+                )  # fmt: skip
+                computed = {"log_probs": log_probs} | ({} if entropies is None else {"entropy": entropies})
             for name, values in computed.items():
-                zeros = torch.zeros(len(of.target), device=self.device)
+                zeros = torch.zeros(len(of.target), *values.shape[1:], device=self.device)
                 computed[name] = head.over_context_ranks(zeros.index_put((own,), values))
             return consume(number, computed)
 

@@ -24,6 +24,7 @@ from drivetrain_backend_common.flash import Varlen
 from drivetrain_backend_megatron.attention import CoreAttention
 from drivetrain_backend_megatron.config import MegatronConfig
 from drivetrain_backend_megatron.families import Family, Shape
+from drivetrain_backend_megatron.head import Score
 
 ROPE_TYPES = ("default", "linear", "llama3")  # those that change nothing but the frequencies
 
@@ -141,7 +142,8 @@ def transformer_config(
 def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: torch.device) -> list[GPTModel]:
     """This rank's pieces of the model, in the order of their layers, with memory for weights but without contents.
 
-    The output layer gives this rank's part of the vocabulary, which is padded to a multiple of the ranks.
+    The output layer gives this rank's part of the vocabulary, which is padded to a multiple of the ranks; where the
+    shape has labels, it is :class:`head.Score`.
 
     Raises:
         drivetrain.UserError: for rotary frequencies that are not supported.
@@ -173,6 +175,9 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
                 position_embedding_type="none",  # core attention rotates
                 vp_stage=vp_stage,
             )
+        if shape.labels and piece.post_process:
+            with device:
+                piece.output_layer = Score(options, shape.labels, bias=shape.label_bias)
         for name, parameter in piece.named_parameters():
             if ".local_experts." in name:  # unsaid with one expert rank, whose gradients tensor ranks may have parts of
                 parameter.allreduce = False

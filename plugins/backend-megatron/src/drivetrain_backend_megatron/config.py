@@ -106,24 +106,28 @@ class MegatronConfig(PluginConfig):
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from self.problems()
-        learns = self == run.actor.backend
-        if run.critic is not None and run.critic.backend == self and not learns:  # where both are, capabilities tell
-            yield Problem(key="name", what="backend megatron has no model with values, which a critic is",
-                          mend="set critic.backend={name: fsdp}")  # fmt: skip
-        optimizer = run.actor.optimizer
-        if learns and optimizer.name != "adamw":
-            yield Problem(key="name", what=f"backend megatron trains with optimizer adamw, by megatron-core's own Adam;"
-                          f" the run asks for {optimizer.name!r}", mend="set actor.optimizer.name=adamw, or use backend"
-                          " fsdp")  # fmt: skip
-        elif learns and optimizer.departs("fused"):
-            yield Problem(key="name", what="backend megatron chooses the kernel of its Adam by itself",
-                          mend="remove actor.optimizer.fused")  # fmt: skip
-        if learns and run.model.dtype == "float16":
+        roles = {"actor": run.actor, "critic": run.critic, "ref": run.ref, "reward_model": run.reward_model}
+        mine = {role: part for role, part in roles.items() if part is not None and part.backend == self}
+        models = {role: getattr(part, "model", None) or run.model for role, part in mine.items()}
+        optimizers: list[Any] = []  # those that were looked at: a critic may have the actor's
+        for role in ("actor", "critic"):
+            optimizer = getattr(mine.get(role), "optimizer", None)
+            if optimizer is None or optimizer in optimizers:
+                continue
+            optimizers.append(optimizer)
+            if optimizer.name != "adamw":
+                yield Problem(key="name", what=f"backend megatron trains with optimizer adamw, by megatron-core's own"
+                              f" Adam; the run asks for {optimizer.name!r}", mend=f"set {role}.optimizer.name=adamw, or"
+                              " use backend fsdp")  # fmt: skip
+            elif optimizer.departs("fused"):
+                yield Problem(key="name", what="backend megatron chooses the kernel of its Adam by itself",
+                              mend=f"remove {role}.optimizer.fused")  # fmt: skip
+        if any(models[role].dtype == "float16" for role in ("actor", "critic") if role in models):
             yield Problem(key="name", what="backend megatron does not train in float16, which needs the loss scaled",
                           mend="set model.dtype=bfloat16, or use backend fsdp")  # fmt: skip
-        file = run.model.path / "config.json"
-        if file.is_file():
-            yield from self.model_problems(json.loads(file.read_text()))
+        for path in dict.fromkeys(model.path for model in models.values()):
+            if (path / "config.json").is_file():
+                yield from self.model_problems(json.loads((path / "config.json").read_text()))
 
     def problems(self) -> Iterable[Problem]:
         """What is wrong with the sizes among themselves."""

@@ -84,9 +84,11 @@ class Shape:
     vocab: int
     tied: bool
     experts: int = 0
+    labels: int = 0  # of the linear layer ``score`` in place of the output layer; 0: there is none
+    label_bias: bool = False
 
     @classmethod
-    def of(cls, model: Mapping[str, Any]) -> Shape:
+    def of(cls, model: Mapping[str, Any], *, labels: int = 0, label_bias: bool = False) -> Shape:
         """Read the sizes from the entries of a config."""
         heads = model["num_attention_heads"]
         return cls(
@@ -97,8 +99,10 @@ class Shape:
             head_dim=model.get("head_dim") or model["hidden_size"] // heads,
             width=model["intermediate_size"],
             vocab=model["vocab_size"],
-            tied=bool(model.get("tie_word_embeddings")),
+            tied=bool(model.get("tie_word_embeddings")) and not labels,
             experts=model.get("num_local_experts") or 0,
+            labels=labels,
+            label_bias=label_bias,
         )
 
 
@@ -151,6 +155,12 @@ def family(model: Mapping[str, Any]) -> Family:
     return found
 
 
+def head(table: Mapping[str, Parameter]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a folder that come after the last layer, and their shapes."""
+    return {name: shape for ours, parameter in table.items() if ours.startswith("output_layer.")
+            for name, shape in parameter.tensors}  # fmt: skip
+
+
 def parameters(kind: Family, shape: Shape) -> dict[str, Parameter]:
     """All parameters of a model under megatron-core's names, in order.
 
@@ -195,7 +205,11 @@ def parameters(kind: Family, shape: Shape) -> dict[str, Parameter]:
                 expert=expert)  # fmt: skip
             add(f"{block}linear_fc2.weight", (down, (hidden, width)), split="columns", expert=expert)
     add("decoder.final_layernorm.weight", ("model.norm.weight", (hidden,)))
-    if shape.tied:
+    if shape.labels:
+        add("output_layer.weight", ("score.weight", (shape.labels, hidden)))
+        if shape.label_bias:
+            add("output_layer.bias", ("score.bias", (shape.labels,)))
+    elif shape.tied:
         add("output_layer.weight", ("model.embed_tokens.weight", (shape.vocab, hidden)), split="rows",
             tied="embedding.word_embeddings.weight")  # fmt: skip
     else:

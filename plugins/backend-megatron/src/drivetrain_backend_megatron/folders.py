@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
+from drivetrain_backend_common import judges
 from drivetrain_backend_common.folders import complete
 
 if TYPE_CHECKING:
@@ -28,31 +37,60 @@ def read_config(context: BackendContext) -> PreTrainedConfig:
     """The config of the model that ``context.model`` describes.
 
     Raises:
-        drivetrain.UserError: when there is none, or the hardware does not compute in the dtype.
+        drivetrain.UserError: when there is none, the hardware does not compute in the dtype, or the role is one of a
+            model with a head that this one has not.
     """
-    model = context.model
+    model, where = context.model, section(context)
     if model.dtype not in context.hardware.dtypes():
-        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where="model.dtype",
+        raise UserError(f"{context.hardware.device_type} does not train in {model.dtype}", where=f"{where}.dtype",
                         mend=f"choose from {', '.join(context.hardware.dtypes())}")  # fmt: skip
     if not (model.path / "config.json").is_file():
         what = "has no config.json" if model.path.is_dir() else "is no folder"
-        raise UserError(f"{model.path} {what}", where="model.path", mend="give the folder of a Hugging Face model")
+        raise UserError(f"{model.path} {what}", where=f"{where}.path", mend="give the folder of a Hugging Face model")
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     assert isinstance(config, PreTrainedConfig)
+    if context.role == "critic":
+        judges.check_critic(config)
+    elif context.role == "reward" and not judges.classifies(config):
+        raise UserError(f"{model.path} holds {(config.architectures or [''])[0]}, which has no classification head",
+                        where=f"{where}.path", mend="give the folder of a sequence classifier"
+                        " (AutoModelForSequenceClassification)")  # fmt: skip
     return config
 
 
+def section(context: BackendContext) -> str:
+    """The key of the section that describes the model, for messages."""
+    return "reward_model.model" if context.role == "reward" else "model"
+
+
+def labels(config: PreTrainedConfig, role: str) -> dict[str, Any]:
+    """What tells :class:`families.Shape` of the head that a model has for its role."""
+    if role == "critic":
+        return {"labels": 1, "label_bias": getattr(config, "token_classification_bias", True)}
+    return {"labels": config.num_labels} if role == "reward" else {}
+
+
+def value_head(context: BackendContext, config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Those tensors of the model's head, of these names and shapes, that its folder may lack, drawn."""
+    draws = context.role == "critic" and (context.model.init == "random" or not judges.has_value_head(config))
+    return judges.drawn_value_head(shapes, context.seed) if draws else {}
+
+
 @contextmanager
-def weights_of(context: BackendContext, config: PreTrainedConfig) -> Iterator[Path]:
+def weights_of(context: BackendContext, config: PreTrainedConfig, drawn: Mapping[str, Tensor]) -> Iterator[Path]:
     """A folder with the model's weights: the one given, or one with weights that transformers draws from the run's
-    seed, which takes the whole model's size in this process's host memory and on its disk."""
-    if context.model.init != "random":
+    seed, which takes the whole model's size in this process's host memory and on its disk. What is ``drawn`` already
+    is not drawn again. A classifier of texts is always read."""
+    if context.model.init != "random" or context.role == "reward":
         yield context.model.path
         return
     with tempfile.TemporaryDirectory() as folder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, context.model.dtype))
+            kind = AutoModelForTokenClassification if context.role == "critic" else AutoModelForCausalLM
+            model = kind.from_config(config, dtype=getattr(torch, context.model.dtype))
+        for name, tensor in drawn.items():
+            model.get_parameter(name).data.copy_(tensor)
         model.save_pretrained(folder)
         del model
         yield Path(folder)
@@ -68,11 +106,14 @@ def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: Ba
     with complete(folder) as aside:
         write_weights(entries, aside, file_bytes=FILE_BYTES)
         config.dtype = getattr(torch, model.dtype)
+        if context.role == "critic":
+            config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
         config.save_pretrained(aside)
-        given = (model.path / "generation_config.json").is_file()
-        generation = (GenerationConfig.from_pretrained(model.path) if given
-                      else GenerationConfig.from_model_config(config))  # fmt: skip
-        generation.save_pretrained(aside)
+        if context.role in ("actor", "ref"):
+            given = (model.path / "generation_config.json").is_file()
+            generation = (GenerationConfig.from_pretrained(model.path) if given
+                          else GenerationConfig.from_model_config(config))  # fmt: skip
+            generation.save_pretrained(aside)
         try:
             AutoTokenizer.from_pretrained(
                 model.tokenizer_path, trust_remote_code=model.trust_remote_code

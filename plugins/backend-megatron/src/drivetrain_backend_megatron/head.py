@@ -1,9 +1,10 @@
-"""The output layer, without logits: log-probabilities from hidden states and this rank's part of the vocabulary."""
+"""What comes after the last layer: this rank's part of the vocabulary, without logits, or a layer of scores."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -11,8 +12,10 @@ from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
-from torch import Tensor
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
 
+from drivetrain_backend_common.judges import scores_of
 from drivetrain_backend_common.log_probs import Head
 
 
@@ -30,6 +33,30 @@ def detach(piece: GPTModel) -> None:
         return copy_to_tensor_model_parallel_region(hidden), None
 
     piece.output_layer.forward = forward
+
+
+class Score(nn.Module):
+    """A linear layer from hidden states to values or to logits of classes, in place of the output layer.
+
+    Every rank of tensor parallelism has it all, and computes the same with it. As the output layer it gives the hidden
+    states ``(tokens, 1, hidden)`` of all tokens of a rank of context parallelism; :meth:`of` is the layer itself.
+    """
+
+    def __init__(self, config: TransformerConfig, labels: int, *, bias: bool) -> None:
+        super().__init__()
+        self.gathers = config.sequence_parallel
+        self.weight = nn.Parameter(torch.empty(labels, config.hidden_size, dtype=config.params_dtype))
+        self.bias = nn.Parameter(torch.empty(labels, dtype=config.params_dtype)) if bias else None
+
+    def forward(self, hidden: Tensor, **unused: Any) -> tuple[Tensor, None]:
+        """Gather the tokens, of which each rank takes the gradient of its own back: the ranks' losses are one."""
+        if self.gathers:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return hidden, None
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """``(tokens, labels)`` in float32, from ``(tokens, hidden)``."""
+        return scores_of(hidden, self.weight, self.bias)
 
 
 class TensorRanks:

@@ -19,6 +19,8 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
         provides=(
             "backend.train",
             "backend.log_probs",
+            "backend.values",
+            "backend.scores",
             "backend.weights",
             "backend.export",
             "backend.param_offload",

@@ -58,17 +58,24 @@ def mark_shares(pieces: Sequence[GPTModel], table: Mapping[str, Parameter]) -> N
 
 
 @torch.no_grad()
-def load(pieces: Sequence[GPTModel], table: Mapping[str, Parameter], folder: Path) -> None:
+def load(
+    pieces: Sequence[GPTModel], table: Mapping[str, Parameter], folder: Path, *, where: str = "model.path",
+    drawn: Mapping[str, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Fill this rank's parameters from the safetensors of a folder, of which only its slices are read.
 
     Rows that pad the vocabulary become zero.
+
+    Args:
+        where: the key of the folder, for messages.
+        drawn: what takes the place of tensors that the folder lacks, by their names.
 
     Raises:
         drivetrain.UserError: a tensor is missing, has another shape than the config says, or differs from one that it
             is tied to.
     """
     tied = {parameter.tied for parameter in table.values()}
-    with _Folder(folder) as stored:
+    with _Folder(folder, where, drawn or {}) as stored:
         for name, target in held(pieces).items():
             parameter = table[name]
             filled = 0
@@ -80,14 +87,14 @@ def load(pieces: Sequence[GPTModel], table: Mapping[str, Parameter], folder: Pat
             if name in tied and stored.differs("lm_head.weight", parameter, target[:filled]):
                 mend = "set tie_word_embeddings to false in its config.json"
                 raise UserError("lm_head.weight differs from the embedding, to which the config ties it",
-                                where="model.path", mend=mend)  # fmt: skip
+                                where=where, mend=mend)  # fmt: skip
 
 
 class _Folder:
     """The tensors of a folder's safetensors, read slice by slice."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, where: str, drawn: Mapping[str, Tensor]) -> None:
+        self.folder, self._where, self._drawn = folder, where, drawn
         self._open: dict[Path, Any] = {}
         index = folder / "model.safetensors.index.json"
         if (whole := folder / "model.safetensors").is_file():
@@ -96,7 +103,7 @@ class _Folder:
             weight_map = json.loads(index.read_text())["weight_map"]
             self._file_of = {name: folder / file for name, file in weight_map.items()}
         else:
-            raise UserError(f"{folder} has no weights as safetensors", where="model.path",
+            raise UserError(f"{folder} has no weights as safetensors", where=self._where,
                             mend="save the model with transformers, whose folders have model.safetensors")  # fmt: skip
 
     def __enter__(self) -> _Folder:
@@ -113,15 +120,17 @@ class _Folder:
 
     def read(self, part: Slice) -> Tensor:
         """A slice, on the host."""
+        span = slice(part.start, part.stop)
         if part.name not in self._file_of:
-            raise UserError(f"{self.folder} has no tensor {part.name}", where="model.path",
+            if part.name in self._drawn:
+                return self._drawn[part.name][span]
+            raise UserError(f"{self.folder} has no tensor {part.name}", where=self._where,
                             mend="give a folder whose config fits its weights")  # fmt: skip
         stored = self._opened(self._file_of[part.name]).get_slice(part.name)
         if tuple(stored.get_shape()) != part.shape:
             raise UserError(f"{part.name} has the shape {stored.get_shape()} in {self.folder}; its config says"
-                            f" {list(part.shape)}", where="model.path",
+                            f" {list(part.shape)}", where=self._where,
                             mend="give a folder whose config fits its weights")  # fmt: skip
-        span = slice(part.start, part.stop)
         return stored[span] if part.dim == 0 else stored[:, span]  # type: ignore[no-any-return]
 
     def differs(self, name: str, parameter: Parameter, own: Tensor) -> bool:
