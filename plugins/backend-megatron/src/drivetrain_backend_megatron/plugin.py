@@ -21,6 +21,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.log_probs",
             "backend.weights",
             "backend.export",
+            "backend.snapshot",
             "backend.param_offload",
             "backend.grad_offload",
             "backend.optimizer_offload",
