@@ -39,12 +39,11 @@ HOPS: dict[int, list[Hop]] = {
         Hop("mixtral", "mixtral-1", "mixtral-experts", {EP: 2, DO: True}),
         Hop("mixtral", "mixtral-experts", "mixtral-tensor", {TP: 2, SP: True}),
         Hop("mixtral", "mixtral-tensor", "mixtral-whole", {TP: 2, SP: True, ETP: 1}),
-        Hop("mixtral", "mixtral-whole", "mixtral-stages", {PP: 2}),
     ],
     4: [
         Hop("tied", "tied-context", "tied-4", {TP: 2, DO: True}),
         Hop("qwen2", "qwen2-stages", "qwen2-4", {TP: 2, PP: 2}),
-        Hop("mixtral", "mixtral-stages", "mixtral-4", {TP: 2, EP: 2, SP: True, DO: True}),
+        Hop("mixtral", "mixtral-whole", "mixtral-4", {EP: 2, DO: True}),
     ],
 }  # fmt: skip
 

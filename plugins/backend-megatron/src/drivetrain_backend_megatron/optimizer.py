@@ -118,8 +118,9 @@ class Optimizer:
                 if not isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
                     group["step"] = steps
                     continue
-                for moments in map(part.optimizer.state.__getitem__, group["params"] if steps else ()):
-                    moments["step"] = torch.tensor(float(steps))
+                for updated in group["params"] if steps else ():
+                    device = updated.device if group.get("fused") else None
+                    part.optimizer.state[updated]["step"] = torch.tensor(float(steps), device=device)
 
 
 def _shares(part: Any) -> Iterator[tuple[Share, Tensor]]:

@@ -91,7 +91,7 @@ def _is_copy(parameter: Tensor, updated: Tensor) -> bool:
 
 
 def _writes(parameter: Parameter, *, shared: bool) -> bool:
-    """Whether this rank is the first of those that have the same: of data parallel ranks too, if it is ``shared``."""
+    """Whether this rank is the first of those that have the same: data parallel ranks, if ``shared``, and others."""
     if parameter.expert:
         return not shared or parallel_state.get_expert_data_parallel_rank() == 0
     copied = parameter.split == "none" and parallel_state.get_tensor_model_parallel_rank() > 0
@@ -152,7 +152,7 @@ class _Stored:
             if len(written) != about["world_size"] or not file.is_file():
                 raise self._incomplete(f"{about['world_size']} ranks wrote it, and files of some are missing")
             self.layouts[int(path.stem.removeprefix("rank-"))] = about["layout"]
-            self.steps = about["steps"]
+            self.steps = max(self.steps, about["steps"])  # a rank with no share counts none
             for name, entry in about["parameters"].items():
                 index, entry["count"] = entry["share"]
                 self._about.setdefault(name, {**entry, "parts": {}})["parts"] |= entry["parts"]
