@@ -61,7 +61,8 @@ def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
             assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
     newest = checkpoints.complete(tmp_path / "two")[-1]
     command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "export"]
-    subprocess.run([*command, str(newest), str(tmp_path / "exported")], check=True, timeout=600,
+    sizes = ["executor.name=local", "actor.backend.tensor_model_parallel_size=1"]  # one process reads what all wrote
+    subprocess.run([*command, str(newest), str(tmp_path / "exported"), *sizes], check=True, timeout=600,
                    env={**os.environ, "PYTHONPATH": pythonpath})  # fmt: skip
     learned, start = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "model"))
     assert not learned.model.norm.weight.equal(start.model.norm.weight)

@@ -16,6 +16,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_common import copies
 from drivetrain_backend_common.attention_kernels import KERNELS
 from drivetrain_backend_common.log_probs import Head, token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
@@ -82,7 +83,7 @@ class FSDPBackend(TrainingBackend):
         self.vocab_size = len(cast(nn.Embedding, model.get_input_embeddings()).weight)
         self.version = 0
         self.skipped = 0  # updates in a row
-        self._copies = state.Copies()
+        self._copies = copies.Copies()
         if not judges:
             with self._autocast() if kernel.half else nullcontext():  # float32 weights show more in float32
                 models.verify(self.model, self.device, self.ranks)
@@ -290,14 +291,14 @@ class FSDPBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        self._state(state.on_host)(folder)
+        self._state(copies.on_host)(folder)
 
     def snapshot(self) -> Callable[[Path], None]:
         write = self._state(self._copies)
         self.context.hardware.synchronize()
         return write
 
-    def _state(self, copy: state.Copy) -> Callable[[Path], None]:
+    def _state(self, copy: copies.Copy) -> Callable[[Path], None]:
         self._shelves.need("parameters", "optimizer")
         rng = self.context.hardware.rng_state()
         return state.collect(self.model, self.optimizer, rng, *self._position(), copy)

@@ -17,34 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drivetrain import CheckpointError, NonFiniteError
+from drivetrain import CheckpointError
+from drivetrain_backend_common import copies
 from drivetrain_backend_fsdp import lora
 from drivetrain_backend_fsdp.sharding import first_holder, local, rows_like
-
-Copy = Callable[[str, Tensor], Tensor]
-"""Gives a tensor, of the name under which it is saved, in host memory and contiguous."""
-
-
-def on_host(name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself where it is on the host."""
-    return tensor.cpu().contiguous()
-
-
-class Copies:
-    """Copies in host memory, each in the buffer of the one before; pinned where they come from a device.
-
-    A copy from a device is there when the device has been waited for.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(name)
-        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            pinned = tensor.device.type != "cpu"
-            buffer = self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-        return buffer.copy_(tensor, non_blocking=True)
 
 
 def collect(
@@ -53,7 +29,7 @@ def collect(
     rng: dict[str, Tensor],
     rank: int,
     world: int,
-    copy: Copy,
+    copy: copies.Copy,
 ) -> Callable[[Path], None]:
     """This rank's part of the state; returns what writes it to a folder, which exists.
 
@@ -61,7 +37,7 @@ def collect(
         drivetrain.NonFiniteError: a weight or a moment is NaN or infinite.
     """
     tensors: dict[str, Tensor] = {}
-    finite: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     layout: dict[str, Any] = {"world_size": world, "tensors": {}, "numbers": {}}
     if not rank:
         layout["adapter"] = lora.identity(model)
@@ -70,26 +46,15 @@ def collect(
             layout["numbers"][name] = tensor
             continue
         part, start = local(tensor)
-        finite[name] = _finite(part)
+        found[name] = copies.finite(part)
         if not first_holder(tensor, rank):
             continue
         tensors[name] = copy(name, part)
         layout["tensors"][name] = {"start": start, "shape": list(tensor.shape), "on_host": tensor.device.type == "cpu"}
     for name, tensor in rng.items():
         tensors[f"rng.{name}"] = copy(f"rng.{name}", tensor)
-    for name, yes in finite.items():  # asked when all is under way: each answer waits for the device
-        if not yes:
-            raise NonFiniteError(f"{name} is not finite, so the model is not saved", where="checkpoint",
-                                 mend="go on from an earlier checkpoint with a lower learning rate")  # fmt: skip
+    copies.check_finite(found)
     return partial(_write, tensors, json.dumps(layout), rank)
-
-
-def _finite(part: Tensor) -> Tensor:
-    """Whether all numbers are finite, in one pass and without a mask; a NaN is the least and the largest."""
-    if not part.numel():
-        return torch.ones((), dtype=torch.bool)
-    low, high = part.aminmax()
-    return low.isfinite() & high.isfinite()
 
 
 def _write(tensors: dict[str, Tensor], layout: str, rank: int, folder: Path) -> None:

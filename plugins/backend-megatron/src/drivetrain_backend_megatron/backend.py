@@ -18,6 +18,7 @@ from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
+from drivetrain_backend_common import copies
 from drivetrain_backend_common.log_probs import token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
@@ -97,6 +98,7 @@ class MegatronBackend(TrainingBackend):
         chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
         self.offloads = frozenset(part for part, moves in chosen.items() if moves)
         self._shelves = offload.Shelves(context.role, context.hardware)
+        self._copies = copies.Copies()
 
     @property
     def layout(self) -> RankLayout:
@@ -260,20 +262,24 @@ class MegatronBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
+        self._state(copies.on_host)(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        write = self._state(self._copies)
+        self.context.hardware.synchronize()
+        return write
+
+    def _state(self, copy: copies.Copy) -> Callable[[Path], None]:
         self._shelves.need(*offload.PARTS)
-        state.save(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
+        rng = self.context.hardware.rng_state()
+        return state.collect(weights.held(self.pieces), self.gatherer.table, self.optimizer, rng,
+                             rank=self.context.rank, layout=self.layout, copy=copy)  # fmt: skip
 
     def load(self, folder: Path) -> None:
+        """As the contract says; ranks may have other sizes than those that wrote, and then draw new random numbers."""
         self._shelves.need(*offload.PARTS)
-        state.load(folder, weights.held(self.pieces), self.optimizer, self.context.hardware, **self._position)
-
-    @property
-    def _position(self) -> dict[str, Any]:
-        config = self.config
-        options = {"virtual_pipeline": config.virtual_pipeline_model_parallel_size,
-                   "expert_tensor": config.expert_tensor_size,
-                   "distributed_optimizer": config.use_distributed_optimizer}  # fmt: skip
-        return {"rank": self.context.rank, "layout": self.layout, "options": options}
+        state.load(folder, weights.held(self.pieces), self.gatherer.table, self.optimizer,
+                   self.context.hardware.set_rng_state, rank=self.context.rank, layout=self.layout)  # fmt: skip
 
     def export(self, folder: Path) -> None:
         self._shelves.need("parameters")

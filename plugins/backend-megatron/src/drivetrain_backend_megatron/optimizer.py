@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
 
 from drivetrain_backend_megatron import gradients
+
+
+class Share(NamedTuple):
+    """What a rank updates of a parameter of its model: the numbers from ``start`` of it as one row."""
+
+    parameter: Tensor
+    start: int
 
 
 class Optimizer:
@@ -21,6 +31,7 @@ class Optimizer:
 
     Attributes:
         parts: megatron-core's optimizers, of dense parameters and of experts.
+        distributed: whether data parallel ranks have shares of moments and float32 parameters.
         lr: the configured learning rate.
     """
 
@@ -32,7 +43,7 @@ class Optimizer:
         Args:
             pieces: of the model, with buffers for gradients.
             section: with ``lr``, ``betas``, ``eps`` and ``weight_decay``.
-            distributed: whether data parallel ranks have shares of moments and float32 parameters.
+            distributed: see the attribute.
             frees_gradients: whether the buffers of gradients have no memory between updates.
         """
         example = next(pieces[0].parameters())
@@ -43,6 +54,7 @@ class Optimizer:
             use_distributed_optimizer=distributed, clip_grad=0.0,
         )  # fmt: skip
         self._pieces = pieces
+        self.distributed = distributed
         self.lr = section.lr
         self._all = get_megatron_optimizer(settings, list(pieces), use_gloo_process_groups=False)
         self.parts = list(getattr(self._all, "chained_optimizers", [self._all]))
@@ -88,9 +100,43 @@ class Optimizer:
         for storage, _ in self._buffers:
             storage.resize_(0)
 
-    def held(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        """The parameters that are updated, each with the moments of it, named by their places in the groups."""
-        for number, part in enumerate(self.parts):
-            for group, held in enumerate(part.optimizer.param_groups if part.optimizer is not None else ()):
-                for place, parameter in enumerate(held["params"]):
-                    yield f"moments.{number}.{group}.{place}", parameter, part.optimizer.state[parameter]
+    def held(self) -> Iterator[tuple[Share, Tensor, dict[str, Any]]]:
+        """What this rank updates of each parameter, the tensor that Adam changes for it, and the moments of that."""
+        for part in self.parts:
+            if part.optimizer is not None:
+                yield from ((share, updated, part.optimizer.state[updated]) for share, updated in _shares(part))
+
+    @property
+    def steps(self) -> int:
+        """Steps that the moments have seen; setting it comes after the moments."""
+        for group in self._groups():
+            if "step" in group:  # of kernels that are not PyTorch's
+                return int(group["step"])
+        return int(next((moments["step"] for _, _, moments in self.held() if "step" in moments), 0))
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        for part in self.parts:
+            for group in part.optimizer.param_groups if part.optimizer is not None else ():
+                if not isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+                    group["step"] = steps
+                    continue
+                for updated in group["params"] if steps else ():
+                    device = updated.device if group.get("fused") else None
+                    part.optimizer.state[updated]["step"] = torch.tensor(float(steps), device=device)
+
+
+def _shares(part: Any) -> Iterator[tuple[Share, Tensor]]:
+    """What one of megatron-core's optimizers updates, with the tensor that it changes: a copy, or itself."""
+    if isinstance(part, DistributedOptimizer):
+        for whole, own in ((part.model_fp32_groups, part.shard_fp32_groups),
+                           (part.model_float16_groups, part.shard_fp32_from_float16_groups)):  # fmt: skip
+            for parameter, updated in zip(chain(*whole), chain(*own), strict=True):
+                yield Share(parameter, part._get_model_param_range_map(parameter)["param"].start), updated
+    elif isinstance(part, Float16OptimizerWithFloat16Params):
+        for parameter, updated in zip(chain(*part.float16_groups), chain(*part.fp32_from_float16_groups), strict=True):
+            yield Share(parameter, 0), updated
+        yield from ((Share(parameter, 0), parameter) for parameter in chain(*part.fp32_from_fp32_groups))
+    else:
+        yield from ((Share(parameter, 0), parameter) for group in part.optimizer.param_groups
+                    for parameter in group["params"])  # fmt: skip

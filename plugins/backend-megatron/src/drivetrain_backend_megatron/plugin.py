@@ -23,6 +23,7 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.scores",
             "backend.weights",
             "backend.export",
+            "backend.snapshot",
             "backend.param_offload",
             "backend.grad_offload",
             "backend.optimizer_offload",
