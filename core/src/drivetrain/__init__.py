@@ -47,8 +47,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "driver.advantage": ("compute_advantage",),
     "driver.policy_gradient": ("PolicyGradient",),
     "workers": (
-        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "RewardModelWorker", "Worker",
-        "dispatch_call", "register", "registration",
+        "ActorRolloutRefWorker", "CriticWorker", "DispatchedCall", "Execute", "ModelWorker", "RewardModelWorker",
+        "Worker", "dispatch_call", "register", "registration",
     ),
 }
 # fmt: on

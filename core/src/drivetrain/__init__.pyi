@@ -104,6 +104,7 @@ from drivetrain.workers import ActorRolloutRefWorker as ActorRolloutRefWorker
 from drivetrain.workers import CriticWorker as CriticWorker
 from drivetrain.workers import DispatchedCall as DispatchedCall
 from drivetrain.workers import Execute as Execute
+from drivetrain.workers import ModelWorker as ModelWorker
 from drivetrain.workers import RewardModelWorker as RewardModelWorker
 from drivetrain.workers import Worker as Worker
 from drivetrain.workers import dispatch_call as dispatch_call

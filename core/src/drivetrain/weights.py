@@ -200,5 +200,6 @@ class Manifest:
 def fingerprint(tensor: torch.Tensor) -> str:
     """A digest of a tensor's dtype, shape and bytes: equal content has an equal fingerprint on every device."""
     digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
-    digest.update(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+    own = tensor.detach().to("cpu", copy=True).contiguous()  # numpy() would fix the size of the lender's storage
+    digest.update(own.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain import UserError
 from drivetrain_backend_megatron.config import MegatronConfig
-from drivetrain_backend_megatron.families import FAMILIES, Shape, family, parameters
+from drivetrain_backend_megatron.families import Shape, family, parameters
 
 DENSE = {"model_type": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 12,
          "intermediate_size": 48, "hidden_size": 32, "vocab_size": 50}  # fmt: skip
@@ -36,7 +36,7 @@ VPP, SP = "virtual_pipeline_model_parallel_size", "sequence_parallel"
         ({EP: 3}, EXPERTS, EP, "3 does not divide the model's 4 experts"),
         ({ETP: 5}, EXPERTS, ETP, "5 does not divide the model's 48 columns of an expert"),
         ({TP: 2}, EXPERTS, SP, "tensor_model_parallel_size 2 need it"),
-        ({}, {**DENSE, "model_type": "gpt2"}, "name", "types llama, qwen2, qwen3, mixtral"),
+        ({}, {**DENSE, "model_type": "gpt2"}, "name", "types llama, mixtral, qwen2, qwen3"),
         ({}, {**DENSE, "model_type": "llama", "attention_bias": True}, "name", "attention_bias: True of llama"),
         ({}, {**EXPERTS, "sliding_window": 8}, "name", "sliding_window: 8 of mixtral"),
     ],
@@ -78,7 +78,7 @@ def test_the_config_imports_no_engine() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_shares_of_all_ranks_are_every_element_once(name: str, ranks: int) -> None:
     """Rows and columns of the folder's tensors, over the ranks; rows of a rank's parameter without gaps."""
@@ -101,6 +101,6 @@ def test_shares_of_all_ranks_are_every_element_once(name: str, ranks: int) -> No
 
 
 def test_an_unknown_family_is_named() -> None:
-    with pytest.raises(UserError, match="'gpt2'(?s:.)*llama, qwen2, qwen3, mixtral") as refused:
+    with pytest.raises(UserError, match="'gpt2'(?s:.)*llama, mixtral, qwen2, qwen3") as refused:
         family({"model_type": "gpt2"})
     assert refused.value.where == "model.path"

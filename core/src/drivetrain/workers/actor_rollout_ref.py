@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.contracts.backend import TrainingBackend
 from drivetrain.contracts.placement import HybridEngine
@@ -102,8 +102,21 @@ class ActorRolloutRefWorker(ModelWorker):
             completions = self.rollout.generate_batch(requests)
         batch = completions_to_batch(prompts, completions, rollout, pad_token_id=pad)
         if self.actor is not None and meta.get("recompute_log_probs", True):
-            batch = batch.union(self.compute_log_prob(batch))
+            batch = batch.union(self._log_prob_of_own(batch))
         return batch
+
+    def _log_prob_of_own(self, batch: DataProto) -> DataProto:
+        """As :meth:`compute_log_prob`, of rows that no other rank has: those of one dp index take all of theirs."""
+        dp = self.layout("train").dp
+        if self.layout("train").dp_size == self.world_size:
+            return self.compute_log_prob(batch)
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, (dp, batch.select(("input_ids", "attention_mask", "responses"), (), ())))
+        parts = {rank: part for rank, (index, part) in enumerate(found) if index == dp}
+        start = sum(len(part) for rank, part in parts.items() if rank < self.rank)
+        return self.compute_log_prob(DataProto.concat(list(parts.values())))[start : start + len(batch)]
 
     @register("dp_compute_proto")
     def compute_log_prob(self, batch: DataProto) -> DataProto:

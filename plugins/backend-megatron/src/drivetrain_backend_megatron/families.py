@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from drivetrain import UserError
+from drivetrain import ModelFamilySpec, PluginError, UserError, get_registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What tells a family from Llama.
+    """What tells a family from Llama; what a plugin offers with ``drivetrain_model_families``.
 
     Attributes:
         qkv_bias: whether queries, keys and values have biases.
@@ -125,33 +125,45 @@ class Family:
 
 
 _PLAIN = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "attention_dropout": (0, 0.0)}
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(must_be={**_PLAIN, "pretraining_tp": (1,)}),
-    "qwen2": Family(qkv_bias=True, must_be={**_PLAIN, "use_sliding_window": (False,)}),
-    "qwen3": Family(qk_norm=True, must_be={**_PLAIN, "use_sliding_window": (False,)}),
-    "mixtral": Family(
-        router="block_sparse_moe.gate.weight",
-        expert=("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight",
-                "block_sparse_moe.experts.{}.w2.weight"),
-        must_be={**_PLAIN, "sliding_window": (None,), "router_jitter_noise": (0, 0.0)},
-    ),
-}  # fmt: skip
+LLAMA = Family(must_be={**_PLAIN, "pretraining_tp": (1,)})
+QWEN2 = Family(qkv_bias=True, must_be={**_PLAIN, "use_sliding_window": (False,)})
+QWEN3 = Family(qk_norm=True, must_be={**_PLAIN, "use_sliding_window": (False,)})
+MIXTRAL = Family(
+    router="block_sparse_moe.gate.weight",
+    expert=("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight",
+            "block_sparse_moe.experts.{}.w2.weight"),
+    must_be={**_PLAIN, "sliding_window": (None,), "router_jitter_noise": (0, 0.0)},
+)  # fmt: skip
 
 
 def family(model: Mapping[str, Any]) -> Family:
-    """The family of a Hugging Face config.
+    """The family of a Hugging Face config, among those that plugins offer to the backend ``megatron``.
 
     Raises:
-        drivetrain.UserError: the family is not known, or this model of it has something that is not supported.
+        drivetrain.UserError: no family has the model, or several, or the model has something that its own does not
+            support.
+        drivetrain.PluginError: the family cannot be had.
     """
-    found = FAMILIES.get(model["model_type"])
-    if found is None:
-        raise UserError(f"backend megatron does not know models of type {model['model_type']!r}", where="model.path",
-                        mend=f"use backend fsdp, or a model of one of the types {', '.join(FAMILIES)}")  # fmt: skip
+    registry, kind = get_registry(), model["model_type"]
+    specs = [offer.spec for offers in registry.offers.values() for offer in offers]
+    ours = [spec for spec in specs if isinstance(spec, ModelFamilySpec) and spec.backend == "megatron"]
+    names = sorted({spec.name for spec in ours if kind in spec.model_types})
+    if not names:
+        known = ", ".join(sorted({known for spec in ours for known in spec.model_types}))
+        raise UserError(f"backend megatron does not know models of type {kind!r}", where="model.path",
+                        mend=f"use backend fsdp, or a model of one of the types {known}")  # fmt: skip
+    if len(names) > 1:
+        raise UserError(f"models of type {kind!r} are in several families: {', '.join(names)}", where="model.path",
+                        mend="switch a plugin off with DRIVETRAIN_DISABLE, or uninstall it")  # fmt: skip
+    found = registry.load("model_families", names[0])
+    if not isinstance(found, Family):
+        raise PluginError(
+            f"model family {names[0]!r} is a {type(found).__name__}, and not a Family of backend megatron"
+        )
     for key, allowed in found.must_be.items():
         if model.get(key, allowed[0]) not in allowed:
-            raise UserError(f"backend megatron does not support {key}: {model[key]!r} of {model['model_type']}",
-                            where="model.path", mend="use backend fsdp")  # fmt: skip
+            raise UserError(f"backend megatron does not support {key}: {model[key]!r} of {kind}", where="model.path",
+                            mend="use backend fsdp")  # fmt: skip
     return found
 
 

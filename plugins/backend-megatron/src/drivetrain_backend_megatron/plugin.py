@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivetrain import BackendSpec, ConfigAliasSpec, DispatchModeSpec, hookimpl
+from drivetrain import BackendSpec, ConfigAliasSpec, DispatchModeSpec, ModelFamilySpec, hookimpl
 
 
 @hookimpl
@@ -29,6 +29,19 @@ def drivetrain_backends() -> Iterable[BackendSpec]:
             "backend.optimizer_offload",
         ),
     )
+
+
+@hookimpl
+def drivetrain_model_families() -> Iterable[ModelFamilySpec]:
+    """The families whose models backend ``megatron`` builds."""
+    for name, title in (("llama", "Llama"), ("qwen2", "Qwen2 and 2.5"), ("qwen3", "Qwen3"), ("mixtral", "Mixtral")):
+        yield ModelFamilySpec(
+            name=f"megatron_{name}",
+            summary=f"Layers and names of {title} for backend megatron.",
+            factory=f"drivetrain_backend_megatron.families:{name.upper()}",
+            model_types=(name,),
+            backend="megatron",
+        )
 
 
 @hookimpl

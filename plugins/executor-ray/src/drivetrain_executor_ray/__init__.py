@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 _NAMES = {
+    "ColocatedWorkers": "groups",
     "Crew": "crew",
     "FutureBatch": "futures",
     "FutureResult": "futures",

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -33,6 +33,9 @@ from drivetrain_executor_ray.process import (
 )
 from drivetrain_executor_ray.settings import Settings
 from drivetrain_executor_ray.transport import MOVED, mapped, pack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _START = "start"
 
@@ -199,8 +202,8 @@ class RayWorkerGroup(WorkerGroup):
         self._moved_bytes, self._moved_seconds = 0, 0.0
         self._counted: dict[Any, Any] = {}
 
-    def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
-        """The groups of colocated workers, by prefix; they share processes.
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
+        """The groups of colocated workers, by prefix; they share processes, and are of this group's class.
 
         Raises:
             UserError: a prefix is none of the class dict's.
@@ -211,7 +214,7 @@ class RayWorkerGroup(WorkerGroup):
                 raise UserError(
                     f"no workers are called {prefix!r}; there are {', '.join(self._members)}", where="spawn"
                 )
-            group = object.__new__(RayWorkerGroup)
+            group = object.__new__(type(self))
             group.__dict__.update(_members=self._members, _own=prefix, _role=prefix, _processes=self._processes)
             group._prepare()
             groups[prefix] = group
@@ -250,14 +253,23 @@ class RayWorkerGroup(WorkerGroup):
             AttributeError, TypeError, ValueError: as :func:`drivetrain.dispatch_call` raises them.
         """
         registered = registration(self._worker, method)
-        if registered.mesh not in self._layouts:
-            self._layouts[registered.mesh] = self._ask_layouts(registered.mesh)
+        self.layouts(registered.mesh)
         waits = registered.blocking if blocking is None else blocking
         pending = self._submit(method, registered.mesh, args, kwargs, waits=waits)
         if waits:
             return pending.result()
         returned = inspect.signature(getattr(self._worker, method)).return_annotation
         return FutureBatch(pending) if returned in (DataProto, "DataProto") else FutureResult(pending)
+
+    def layouts(self, mesh: str) -> Sequence[RankLayout]:
+        """Where each rank stands in a mesh, as it said with its last reply; the ranks are asked the first time.
+
+        Raises:
+            WorkerError: as :meth:`call` does.
+        """
+        if mesh not in self._layouts:
+            self._layouts[mesh] = self._ask_layouts(mesh)
+        return tuple(self._layouts[mesh])
 
     def _ask_layouts(self, mesh: str) -> list[RankLayout]:
         limit_s = self._processes.settings.call_timeout_s
