@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from drivetrain.driver import checkpoints
 
-STEPS = 3
+STEPS = 5
 
 
 def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
@@ -30,17 +30,19 @@ def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[
     return [row for row in rows if row["step"] > 0]
 
 
-def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
+def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
     _, config = tiny.write_configs(tmp_path)
     about = tmp_path / "model" / "config.json"  # transformers gives a pad token no gradient where it is read
     about.write_text(json.dumps(json.loads(about.read_text()) | {"pad_token_id": None}))
     (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
     pythonpath = recorded.install(tmp_path / "site")
     common = ["hybrid_engine.name=colocated", "actor.mini_batch_prompts=6", "algorithm.old_log_probs=recompute",
+              "algorithm.kl_coef=0.1",
               "actor.optimizer.eps=1e-4",  # hides the rounding of gradients that cancel out
               f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip
     ranks = ["actor.backend.name=megatron", "actor.backend.tensor_model_parallel_size=2", "executor.name=ray",
-             "executor.processes=2", "executor.num_cpus=4"]  # fmt: skip
+             "executor.processes=4", "executor.num_cpus=4",
+             *(f"actor.backend.{part}_offload=true" for part in ("param", "grad", "optimizer"))]  # fmt: skip
     folders: dict[str, Path] = {name: tmp_path / name for name in ("fsdp", "megatron")}
     for folder in folders.values():
         folder.mkdir()
@@ -54,7 +56,7 @@ def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
 
     two = train(config, pythonpath, tmp_path / "two", *common, *ranks, f"trainer.steps={STEPS}", "--resume=auto",
                 "rollout.name=replay", f"rollout.folder={folders['fsdp']}")  # fmt: skip
-    assert [row["step"] for row in two] == [row["step"] for row in one] == [1, 2, 3]
+    assert [row["step"] for row in two] == [row["step"] for row in one] == list(range(1, STEPS + 1))
     assert min(row["train/grad_norm"] for row in one) > 0
     for alone, together in zip(one, two):
         for key in ("train/loss", "train/grad_norm"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,6 +29,7 @@ OBJECTIVES = (TERMS, (LossTerm(name="gspo", args={"clip_low": 0.9, "clip_high": 
               (LossTerm(name="dpo", args={"beta": 0.5}),))  # fmt: skip
 FACTORS = (1.0, 0.5, 0.8)  # of the learning rate
 STEPS = len(OBJECTIVES)  # one with each: over tokens, over sequences, over pairs of them
+MOVES = ((), ("parameters",), ("optimizer",), ("parameters", "optimizer"))
 PAIRS = torch.tensor([0, 1, 2, 0, 3, 2, 3, 1, 4, 5, 4, 5])  # rows of a pair are no neighbours
 
 
@@ -165,6 +167,31 @@ def whole_weights(made: MegatronBackend) -> dict[str, Tensor]:
         return {e.name: e.tensor.clone() for bucket in stream for e in bucket.entries if not e.alias}
 
 
+def parts(made: MegatronBackend) -> dict[str, list[Tensor]]:
+    """What can be in host memory: parameters; moments, and float32 copies of parameters in half precision."""
+    parameters = [p.detach() for piece in made.pieces for p in piece.parameters()]
+    optimizer: list[Tensor] = []
+    for inner in (part.optimizer for part in made.optimizer.parts if part.optimizer is not None):
+        optimizer += [v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor) and v.dim()]
+        copies = [p.detach() for group in inner.param_groups for p in group["params"]]
+        optimizer += copies if parameters[0].dtype != torch.float32 else []
+    return {"parameters": parameters, "optimizer": optimizer}
+
+
+def survive(made: MegatronBackend, moved: Collection[str]) -> bool:
+    """Whether some parts go to the host, the others stay, and all are then as they were, bit for bit."""
+    before, memory = {name: [t.clone() for t in tensors] for name, tensors in parts(made).items()}, made.memory()
+    made.offload(moved)
+    made.offload(moved)  # nothing is lost by asking twice
+    away = all((tensor.untyped_storage().nbytes() == 0) == (name in moved)
+               for name, tensors in parts(made).items() for tensor in tensors)  # fmt: skip
+    made.onload(moved)
+    made.onload(moved)
+    same = all(now.view(torch.uint8).equal(then.view(torch.uint8)) for name, tensors in parts(made).items()
+               for now, then in zip(tensors, before[name], strict=True))  # fmt: skip
+    return away and same and made.memory() == memory
+
+
 class Seen(NamedTuple):
     """The largest differences from what was expected, on this rank."""
 
@@ -177,6 +204,7 @@ class Seen(NamedTuple):
     exported: bool  # whether transformers reads what is lent
     ran: list[int]  # micro-batches of each step
     filled: list[int]  # those of them that have rows
+    survived: bool  # whether parts come back from the host as they were
 
 
 def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size: int, **options: Any) -> Seen:
@@ -190,7 +218,7 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
     if where.dp_size > 1:  # one of them without any row
         few = made.forward(own[: 8 * (where.dp == 0)], ("log_probs",), temperature=TEMPERATURE)["log_probs"]
         outputs = max(outputs, float((few - wanted.log_probs[: len(few)]).abs().max()) if len(few) else 0.0)
-    steps, after, ran, filled = [], [], [], []
+    steps, after, ran, filled, survived = [], [], [], [], True
     checkpoint = aside / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
     for step in range(STEPS):
@@ -200,6 +228,7 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
         ran.append(len(lengths))
         filled.append(sum(one != (1,) for one in lengths))
         after.append(whole_weights(made))
+        survived = all([survived, *(survive(made, moved) for moved in MOVES)])
         if step == STEPS - 2:
             made.save(checkpoint)
     assert after[0].keys() == wanted.weights[0].keys() or "lm_head.weight" not in after[0]
@@ -229,7 +258,7 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
     made.close()
     losses = max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses))
     norms = max(abs(norm / right - 1) for (_, norm), right in zip(steps, wanted.norms))
-    return Seen(outputs, losses, norms, weights, resumed, refused, exported, ran, filled)
+    return Seen(outputs, losses, norms, weights, resumed, refused, exported, ran, filled, survived)
 
 
 def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:
