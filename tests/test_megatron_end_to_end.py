@@ -8,12 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hybrid_workers
 import pytest
 import recorded
 import tiny
+import torch
+import torch.multiprocessing as multiprocessing
 from transformers import AutoModelForCausalLM
 
+from drivetrain.config.resolve import load_config
 from drivetrain.driver import checkpoints
+from drivetrain.seam.registry import get_registry
 
 STEPS = 5
 
@@ -67,3 +72,18 @@ def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
                    env={**os.environ, "PYTHONPATH": pythonpath})  # fmt: skip
     learned, start = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "model"))
     assert not learned.model.norm.weight.equal(start.model.norm.weight)
+
+
+def test_experts_of_two_ranks_generate_as_transformers_does(tmp_path: Path) -> None:
+    """Each rank has half of the experts; the rollout has all of them, before and after updates."""
+    _, config = tiny.write_configs(tmp_path)
+    tiny.write_experts(tmp_path / "model")
+    settings = ["hybrid_engine.name=colocated", f"data.batch_prompts={hybrid_workers.PROMPTS}"]
+    ranks = ["actor.backend.name=megatron", "actor.backend.expert_model_parallel_size=2"]
+    one = hybrid_workers.steps(load_config(config, settings, get_registry()).run, 0, 1)
+    multiprocessing.spawn(hybrid_workers.work, (config, [*settings, *ranks], tmp_path), nprocs=2)
+    seen = [torch.load(tmp_path / f"seen-{rank}.pt") for rank in range(2)]
+    for step, *parts in zip(one, *seen, strict=True):
+        assert all(part["mismatch"] < 1e-5 and part["bytes"] > 0 for part in parts)
+        assert torch.cat([part["responses"] for part in parts]).equal(step["responses"])
+    assert not one[0]["responses"].equal(one[2]["responses"])
