@@ -8,14 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hybrid_workers
 import pytest
 import recorded
 import tiny
+import torch
+import torch.multiprocessing as multiprocessing
 from transformers import AutoModelForCausalLM
 
+from drivetrain.config.resolve import load_config
 from drivetrain.driver import checkpoints
+from drivetrain.seam.registry import get_registry
 
-STEPS = 3
+STEPS = 5
 
 
 def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
@@ -30,17 +35,19 @@ def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[
     return [row for row in rows if row["step"] > 0]
 
 
-def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
+def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
     _, config = tiny.write_configs(tmp_path)
     about = tmp_path / "model" / "config.json"  # transformers gives a pad token no gradient where it is read
     about.write_text(json.dumps(json.loads(about.read_text()) | {"pad_token_id": None}))
     (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
     pythonpath = recorded.install(tmp_path / "site")
     common = ["hybrid_engine.name=colocated", "actor.mini_batch_prompts=6", "algorithm.old_log_probs=recompute",
+              "algorithm.kl_coef=0.1",
               "actor.optimizer.eps=1e-4",  # hides the rounding of gradients that cancel out
               f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip
     ranks = ["actor.backend.name=megatron", "actor.backend.tensor_model_parallel_size=2", "executor.name=ray",
-             "executor.processes=2", "executor.num_cpus=4"]  # fmt: skip
+             "executor.processes=4", "executor.num_cpus=4",
+             *(f"actor.backend.{part}_offload=true" for part in ("param", "grad", "optimizer"))]  # fmt: skip
     folders: dict[str, Path] = {name: tmp_path / name for name in ("fsdp", "megatron")}
     for folder in folders.values():
         folder.mkdir()
@@ -54,7 +61,7 @@ def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
 
     two = train(config, pythonpath, tmp_path / "two", *common, *ranks, f"trainer.steps={STEPS}", "--resume=auto",
                 "rollout.name=replay", f"rollout.folder={folders['fsdp']}")  # fmt: skip
-    assert [row["step"] for row in two] == [row["step"] for row in one] == [1, 2, 3]
+    assert [row["step"] for row in two] == [row["step"] for row in one] == list(range(1, STEPS + 1))
     assert min(row["train/grad_norm"] for row in one) > 0
     for alone, together in zip(one, two):
         for key in ("train/loss", "train/grad_norm"):
@@ -66,3 +73,18 @@ def test_two_tensor_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
                    env={**os.environ, "PYTHONPATH": pythonpath})  # fmt: skip
     learned, start = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "model"))
     assert not learned.model.norm.weight.equal(start.model.norm.weight)
+
+
+def test_experts_of_two_ranks_generate_as_transformers_does(tmp_path: Path) -> None:
+    """Each rank has half of the experts; the rollout has all of them, before and after updates."""
+    _, config = tiny.write_configs(tmp_path)
+    tiny.write_experts(tmp_path / "model")
+    settings = ["hybrid_engine.name=colocated", f"data.batch_prompts={hybrid_workers.PROMPTS}"]
+    ranks = ["actor.backend.name=megatron", "actor.backend.expert_model_parallel_size=2"]
+    one = hybrid_workers.steps(load_config(config, settings, get_registry()).run, 0, 1)
+    multiprocessing.spawn(hybrid_workers.work, (config, [*settings, *ranks], tmp_path), nprocs=2)
+    seen = [torch.load(tmp_path / f"seen-{rank}.pt") for rank in range(2)]
+    for step, *parts in zip(one, *seen, strict=True):
+        assert all(part["mismatch"] < 1e-5 and part["bytes"] > 0 for part in parts)
+        assert torch.cat([part["responses"] for part in parts]).equal(step["responses"])
+    assert not one[0]["responses"].equal(one[2]["responses"])

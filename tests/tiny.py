@@ -14,6 +14,8 @@ from transformers import (
     BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -44,6 +46,18 @@ def write_model(folder: Path, seed: int = 0) -> None:
         eos_token_id=2, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_experts(folder: Path, seed: int = 0) -> None:
+    """A random Mixtral of 2 layers with the same tokenizer."""
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=None, pad_token_id=None, bos_token_id=1, eos_token_id=2, initializer_range=0.1,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(folder)
 
 
 def write_speaker(folder: Path, says: Mapping[str, str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
@@ -200,6 +201,7 @@ class Manifest:
 def fingerprint(tensor: torch.Tensor) -> str:
     """A digest of a tensor's dtype, shape and bytes: equal content has an equal fingerprint on every device."""
     digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
-    own = tensor.detach().to("cpu", copy=True).contiguous()  # numpy() would fix the size of the lender's storage
-    digest.update(own.view(-1).view(torch.uint8).numpy().data)
+    content = tensor.detach().contiguous().cpu()
+    # by address: a storage that numpy has seen can no longer be freed, and the tensor may be a parameter
+    digest.update((ctypes.c_char * content.nbytes).from_address(content.data_ptr()))
     return digest.hexdigest()

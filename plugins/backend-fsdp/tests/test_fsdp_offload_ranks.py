@@ -14,7 +14,7 @@ def test_shards_move_and_nothing_changes(qwen2: Path, tmp_path: Path) -> None:
     for rank in range(2):
         seen = torch.load(tmp_path / f"seen-{rank}.pt")
         assert seen["freed"] and set(seen["freed"]) == {0}
-        assert "parameters and the optimizer of role 'actor' are in host memory" in seen["refused"]
+        assert "role 'actor' has its parameters and its optimizer in host memory" in seen["refused"]
         assert seen["updates"]["moves"] is True and seen["updates"]["within"] is True
         for got, want in zip(*seen["updates"]["host"], strict=True):
             assert got == pytest.approx(want, rel=1e-6)  # squares of norms are summed in another order

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import megatron_rig as rig
 import torch
@@ -14,14 +16,21 @@ from transformers import AutoModelForCausalLM
 from drivetrain import BackendContext, DataProto, LossTerm, NonFiniteError, OptimizerConfig, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts, LossInputs
+from drivetrain_backend_megatron import pipeline
 from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
 
 PROMPT, RESPONSE, ROWS = 7, 9, 12
-TEMPERATURE, MAX_NORM, STEPS = 0.8, 0.5, 2
+TEMPERATURE, MAX_NORM, BUDGET = 0.8, 0.5, 24
 TERMS = (LossTerm(name="clip", args={"clip_low": 0.1, "clip_high": 0.3}),
          LossTerm(name="kl", weight=0.3, args={"aggregation": "seq-mean-token-mean"}),
          LossTerm(name="entropy", weight=0.1))  # fmt: skip
+OBJECTIVES = (TERMS, (LossTerm(name="gspo", args={"clip_low": 0.9, "clip_high": 9.0}),),
+              (LossTerm(name="dpo", args={"beta": 0.5}),))  # fmt: skip
+FACTORS = (1.0, 0.5, 0.8)  # of the learning rate
+STEPS = len(OBJECTIVES)  # one with each: over tokens, over sequences, over pairs of them
+MOVES = ((), ("parameters",), ("optimizer",), ("parameters", "optimizer"))
+PAIRS = torch.tensor([0, 1, 2, 0, 3, 2, 3, 1, 4, 5, 4, 5])  # rows of a pair are no neighbours
 
 
 class Adam(OptimizerConfig):
@@ -44,7 +53,7 @@ def backend(
         optimizer=Adam() if learns else None, max_grad_norm=MAX_NORM,
         hardware=resolve("hardware", hardware)(PluginConfig(name=hardware)), rank=rank, world_size=world_size, seed=5,
     )  # fmt: skip
-    made = MegatronBackend(MegatronConfig(**{"micro_batch_tokens": 30} | options), context)
+    made = MegatronBackend(MegatronConfig(**{"micro_batch_tokens": BUDGET} | options), context)
     made.initialize()
     return made
 
@@ -71,9 +80,26 @@ def batch() -> DataProto:
                                        "response_mask": mask, **columns})  # fmt: skip
 
 
+def paired(data: DataProto) -> DataProto:
+    """The same rows as pairs of a better and a worse response."""
+    first = torch.tensor([group not in PAIRS[:row] for row, group in enumerate(PAIRS.tolist())])
+    return data.with_columns(uid=PAIRS, loss_group=PAIRS, preference=torch.where(first, 1.0, -1.0))
+
+
+def mini_batch(step: int) -> tuple[DataProto, Counts]:
+    """All rows of a step, and what its losses are divided by."""
+    data = paired(batch()) if step == 2 else batch()
+    return data, Counts.of(data.batch["response_mask"], PAIRS if step == 2 else None)
+
+
 def mine(data: DataProto, dp: int, size: int) -> DataProto:
     """The rows of a data parallel rank, of which the first has most."""
-    return data if size == 1 else data[:9] if dp == 0 else data[9:]
+    return data[share(dp, size)]
+
+
+def share(dp: int, size: int) -> slice:
+    """Which rows these are."""
+    return slice(0, ROWS) if size == 1 else slice(0, 8) if dp == 0 else slice(8, ROWS)
 
 
 class Expected(NamedTuple):
@@ -83,7 +109,7 @@ class Expected(NamedTuple):
     entropy: Tensor
     losses: list[float]
     norms: list[float]
-    weights: dict[str, Tensor]  # after all steps, under the names of a folder
+    weights: list[dict[str, Tensor]]  # after each step, under the names of a folder
 
 
 def expected(folder: Path) -> Expected:
@@ -97,8 +123,9 @@ def expected(folder: Path) -> Expected:
          for matrices in (True, False)],
         lr=1e-2, betas=(0.8, 0.9), eps=1e-3,
     )  # fmt: skip
-    losses, norms, first = [], [], None
+    losses, norms, weights, first = [], [], [], None
     for step in range(STEPS):
+        data, counts = mini_batch(step)
         logits = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
                        position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits  # fmt: skip
         log_p = (logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
@@ -109,34 +136,28 @@ def expected(folder: Path) -> Expected:
             first = [torch.where(shown, values.detach(), 0) for values in (log_probs, entropy)]
         inputs = LossInputs(log_probs=torch.where(mask, log_probs, 0), entropy=torch.where(mask, entropy, 0))
         loss = sum(
-            term.weight * resolve("policy_losses", term.name)(
-                inputs, data.batch, Counts.of(data.batch["response_mask"], None), **term.args).loss
-            for term in TERMS
+            term.weight * resolve("policy_losses", term.name)(inputs, data.batch, counts, **term.args).loss
+            for term in OBJECTIVES[step]
         )  # fmt: skip
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         losses.append(float(loss.detach()))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * factor(step)
+            group["lr"] = 1e-2 * FACTORS[step]
         optimizer.step()
-    named = dict(model.named_parameters())
-    assert first is not None and max(norms) > MAX_NORM
-    return Expected(*first, losses, norms, {name: t.detach() for name, t in rig._on_disk(named).items()})
-
-
-def factor(step: int) -> float:
-    """Of the learning rate."""
-    return (1.0, 0.5)[step]
+        named = rig._on_disk(dict(model.named_parameters()))
+        weights.append({name: tensor.detach().clone() for name, tensor in named.items()})
+    assert first is not None and max(norms) > MAX_NORM and min(norms) > 0.1
+    return Expected(*first, losses, norms, weights)
 
 
 def update(made: MegatronBackend, step: int) -> tuple[float, float]:
     """Take a step; its loss and gradient norm."""
-    data, where = batch(), made.layout
-    counts = Counts.of(data.batch["response_mask"], None)
-    metrics = made.update(mine(data, where.dp, where.dp_size), TERMS, counts, temperature=TEMPERATURE,
-                          lr_factor=factor(step))  # fmt: skip
-    assert metrics["lr"].result() == 1e-2 * factor(step)
+    (data, counts), where = mini_batch(step), made.layout
+    metrics = made.update(mine(data, where.dp, where.dp_size), OBJECTIVES[step], counts, temperature=TEMPERATURE,
+                          lr_factor=FACTORS[step])  # fmt: skip
+    assert metrics["lr"].result() == 1e-2 * FACTORS[step]
     assert (len(metrics) > 3) == (where.pp == where.pp_size - 1)  # those of the terms
     return metrics["loss"].result(), metrics["grad_norm"].result()
 
@@ -145,6 +166,31 @@ def whole_weights(made: MegatronBackend) -> dict[str, Tensor]:
     """What a backend lends."""
     with made.weights(bucket_bytes=3000) as stream:
         return {e.name: e.tensor.clone() for bucket in stream for e in bucket.entries if not e.alias}
+
+
+def parts(made: MegatronBackend) -> dict[str, list[Tensor]]:
+    """What can be in host memory: parameters; moments, and float32 copies of parameters in half precision."""
+    parameters = [p.detach() for piece in made.pieces for p in piece.parameters()]
+    optimizer: list[Tensor] = []
+    for inner in (part.optimizer for part in made.optimizer.parts if part.optimizer is not None):
+        optimizer += [v for state in inner.state.values() for v in state.values() if isinstance(v, Tensor) and v.dim()]
+        copies = [p.detach() for group in inner.param_groups for p in group["params"]]
+        optimizer += copies if parameters[0].dtype != torch.float32 else []
+    return {"parameters": parameters, "optimizer": optimizer}
+
+
+def survive(made: MegatronBackend, moved: Collection[str]) -> bool:
+    """Whether some parts go to the host, the others stay, and all are then as they were, bit for bit."""
+    before, memory = {name: [t.clone() for t in tensors] for name, tensors in parts(made).items()}, made.memory()
+    made.offload(moved)
+    made.offload(moved)  # nothing is lost by asking twice
+    away = all((tensor.untyped_storage().nbytes() == 0) == (name in moved)
+               for name, tensors in parts(made).items() for tensor in tensors)  # fmt: skip
+    made.onload(moved)
+    made.onload(moved)
+    same = all(now.view(torch.uint8).equal(then.view(torch.uint8)) for name, tensors in parts(made).items()
+               for now, then in zip(tensors, before[name], strict=True))  # fmt: skip
+    return away and same and made.memory() == memory
 
 
 class Seen(NamedTuple):
@@ -157,6 +203,9 @@ class Seen(NamedTuple):
     resumed: bool  # whether steps from a checkpoint are the steps without
     refused: bool  # whether a loss that is not finite changed nothing, on all ranks
     exported: bool  # whether transformers reads what is lent
+    ran: list[int]  # micro-batches of each step
+    filled: list[int]  # those of them that have rows
+    survived: bool  # whether parts come back from the host as they were
 
 
 def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size: int, **options: Any) -> Seen:
@@ -164,20 +213,29 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
     made = backend(model, rank=rank, world_size=world_size, **options)
     data, where = batch(), made.layout
     own = mine(data, where.dp, where.dp_size)
-    rows = slice(0, 12) if where.dp_size == 1 else slice(0, 9) if where.dp == 0 else slice(9, 12)
+    rows = share(where.dp, where.dp_size)
     found = made.forward(own, ("log_probs", "entropy"), temperature=TEMPERATURE)
     outputs = max(float((found[name] - getattr(wanted, name)[rows]).abs().max()) for name in found)
     if where.dp_size > 1:  # one of them without any row
-        few = made.forward(own[: 9 * (where.dp == 0)], ("log_probs",), temperature=TEMPERATURE)["log_probs"]
+        few = made.forward(own[: 8 * (where.dp == 0)], ("log_probs",), temperature=TEMPERATURE)["log_probs"]
         outputs = max(outputs, float((few - wanted.log_probs[: len(few)]).abs().max()) if len(few) else 0.0)
-    steps = [update(made, 0)]
+    steps, after, ran, filled, survived = [], [], [], [], True
     checkpoint = aside / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
-    made.save(checkpoint)
-    steps.append(update(made, 1))
-    after = whole_weights(made)
-    assert after.keys() == wanted.weights.keys() or "lm_head.weight" not in after
-    weights = max(float((tensor - wanted.weights[name]).abs().max()) for name, tensor in after.items())
+    for step in range(STEPS):
+        with mock.patch.object(pipeline, "run", wraps=pipeline.run) as run:
+            steps.append(update(made, step))
+        lengths = [lengths for _, lengths in run.call_args.args[1]]
+        ran.append(len(lengths))
+        filled.append(sum(one != (1,) for one in lengths))
+        after.append(whole_weights(made))
+        survived = all([survived, *(survive(made, moved) for moved in MOVES)])
+        if step == STEPS - 2:
+            made.save(checkpoint)
+    assert after[0].keys() == wanted.weights[0].keys() or "lm_head.weight" not in after[0]
+    weights = max(float((tensor - wanted.weights[step][name]).abs().max())
+                  for step, found in enumerate(after) for name, tensor in found.items())  # fmt: skip
+    last = after[-1]
 
     broken = own.with_columns(advantages=torch.full((len(own), RESPONSE), torch.inf if where.dp == 0 else 0.0))
     try:
@@ -185,23 +243,23 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
         made.update(broken, TERMS, counts, temperature=1.0, lr_factor=1.0)
         refused = False
     except NonFiniteError:
-        refused = all(tensor.equal(after[name]) for name, tensor in whole_weights(made).items())
+        refused = all(tensor.equal(last[name]) for name, tensor in whole_weights(made).items())
 
     made.export(aside / "exported")
     dist.barrier()
     read = AutoModelForCausalLM.from_pretrained(aside / "exported", dtype=torch.float32)
     theirs = rig._on_disk(dict(read.named_parameters()))
-    exported = after.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in after.items())
+    exported = last.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in last.items())
     made.close()
 
     made = backend(model, rank=rank, world_size=world_size, **options)
     made.load(checkpoint)
-    update(made, 1)
-    resumed = all(tensor.equal(after[name]) for name, tensor in whole_weights(made).items())
+    update(made, STEPS - 1)
+    resumed = all(tensor.equal(last[name]) for name, tensor in whole_weights(made).items())
     made.close()
     losses = max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses))
     norms = max(abs(norm / right - 1) for (_, norm), right in zip(steps, wanted.norms))
-    return Seen(outputs, losses, norms, weights, resumed, refused, exported)
+    return Seen(outputs, losses, norms, weights, resumed, refused, exported, ran, filled, survived)
 
 
 def work(rank: int, processes: int, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:

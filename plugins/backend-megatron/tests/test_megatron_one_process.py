@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from drivetrain.numerics import Counts
 from drivetrain_backend_megatron import folders, parallel
 from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
+
+OUTPUTS = ("log_probs", "entropy")
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +78,12 @@ def test_two_models_of_a_process_do_not_mix(folder: Path) -> None:
 
 def test_tokens_in_smaller_parts_give_the_same(folder: Path) -> None:
     """Micro-batches, and chunks of logits."""
-    outputs, data = ("log_probs", "entropy"), learning.batch()
+    data = learning.batch()
     many = learning.backend(folder, micro_batch_tokens=8, log_prob_chunk_tokens=3)
     few = learning.backend(folder, micro_batch_tokens=1000)
-    a, b = (made.forward(data, outputs, temperature=0.7) for made in (many, few))
-    assert all(torch.allclose(a[name], b[name], atol=3e-6) for name in outputs)
-    assert all(bool((a[name][data.batch["attention_mask"][:, learning.PROMPT :] == 0] == 0).all()) for name in outputs)
+    a, b = (made.forward(data, OUTPUTS, temperature=0.7) for made in (many, few))
+    assert all(torch.allclose(a[name], b[name], atol=3e-6) for name in OUTPUTS)
+    assert all(bool((a[name][data.batch["attention_mask"][:, learning.PROMPT :] == 0] == 0).all()) for name in OUTPUTS)
     seen = [learning.update(made, 0) for made in (many, few)]
     assert seen[0] == pytest.approx(seen[1], rel=3e-6, abs=3e-6)
     a, b = (learning.whole_weights(made) for made in (many, few))
@@ -90,29 +93,54 @@ def test_tokens_in_smaller_parts_give_the_same(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("distributed", [False, True])
 def test_parts_come_back_from_the_host_as_they_were(folder: Path, distributed: bool, dtype: str) -> None:
-    made = learning.backend(folder, model={"dtype": dtype}, use_distributed_optimizer=distributed, grad_offload=True,
-                            param_offload=True, optimizer_offload=True)  # fmt: skip
-    stays = learning.backend(folder, model={"dtype": dtype}, use_distributed_optimizer=distributed)
-    assert made.offloads == {"parameters", "optimizer"} and not stays.offloads
-    for step in range(learning.STEPS):
-        held = made.memory()
-        made.offload(made.offloads)
-        made.offload(made.offloads)  # nothing is lost by asking twice
-        away = made.memory()
-        assert away["parameters"] == 0 and away["optimizer"] < 1000  # its counters of steps
-        assert away["gradients"] == 0 < stays.memory()["gradients"]
-        for call in (lambda: learning.update(made, 0), lambda: learning.whole_weights(made)):
-            with pytest.raises(RunError, match="in host memory"):
-                call()
-        made.onload(made.offloads)
-        made.onload(made.offloads)
-        assert made.memory() == held and held["parameters"]
-        assert learning.update(made, step) == learning.update(stays, step)
-    a, b = learning.whole_weights(made), learning.whole_weights(stays)
-    assert all(a[name].equal(b[name]) for name in b)
-    assert made.memory()["optimizer"] >= 2 * 4 * sum(tensor.numel() for tensor in a.values())
-    with pytest.raises(PluginError, match="moves no gradients"):
+    options = {"model": {"dtype": dtype}, "use_distributed_optimizer": distributed}
+    stays = learning.backend(folder, **options)
+    expected = [learning.update(stays, step) for step in range(2)]
+    assert not stays.offloads
+    for param, grad, optimizer in itertools.product((False, True), repeat=3):
+        made = learning.backend(folder, **options, param_offload=param, grad_offload=grad, optimizer_offload=optimizer)
+        assert made.offloads == {name for name, moves in (("parameters", param), ("optimizer", optimizer)) if moves}
+        for step in range(2):
+            assert learning.survive(made, made.offloads)
+            assert (made.memory()["gradients"] == 0) == grad
+            assert learning.update(made, step) == expected[step]
+        assert all(a.equal(b) for a, b in zip(*(learning.parts(one)["parameters"] for one in (made, stays))))
+        made.close()
+
+
+def test_nothing_computes_while_parts_are_in_host_memory(folder: Path) -> None:
+    made = learning.backend(folder, model={"dtype": "bfloat16"})
+    learning.update(made, 0)
+    held = made.memory()
+    assert held["optimizer"] >= 3 * 4 * sum(tensor.numel() for tensor in learning.whole_weights(made).values())
+    made.offload(["parameters"])
+    assert made.memory() == held | {"parameters": 0}
+    for call in (lambda: learning.update(made, 1), lambda: learning.whole_weights(made)):
+        with pytest.raises(RunError, match="role 'actor' has its parameters in host memory"):
+            call()
+    made.onload(["parameters"])
+    made.offload(["optimizer"])
+    assert made.memory()["optimizer"] < 1000  # its counters of steps
+    with pytest.raises(RunError, match="role 'actor' has its optimizer in host memory"):
+        learning.update(made, 1)
+    assert learning.whole_weights(made)
+    with pytest.raises(PluginError, match="no part gradients to move; there are parameters, optimizer"):
         made.offload(["gradients"])
+
+
+def test_a_reference_is_in_host_memory_between_calls(folder: Path) -> None:
+    """It has no optimizer; its outputs are those before."""
+    made = learning.backend(folder, learns=False, param_offload=True, optimizer_offload=True)
+    data = learning.batch()
+    before = made.forward(data, OUTPUTS, temperature=1.0)
+    for _ in range(2):
+        made.offload(made.offloads)
+        assert made.memory() == {"parameters": 0, "gradients": 0, "optimizer": 0}
+        with pytest.raises(RunError, match="role 'ref' has its parameters in host memory"):
+            made.forward(data, OUTPUTS, temperature=1.0)
+        made.onload(made.offloads)
+        after = made.forward(data, OUTPUTS, temperature=1.0)
+        assert all(after[name].equal(before[name]) for name in OUTPUTS)
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -131,7 +159,7 @@ def test_bfloat16_weights_learn_through_float32_copies(folder: Path, distributed
     assert {p.dtype for p in held} == {torch.float32}
     assert sum(p.numel() for p in held) == sum(tensor.numel() for tensor in after.values())
     moved = torch.cat([(after[name].float() - tensor.bfloat16().float()).flatten() for name, tensor in before.items()])
-    should = torch.cat([(wanted.weights[name] - tensor).flatten() for name, tensor in before.items()])
+    should = torch.cat([(wanted.weights[-1][name] - tensor).flatten() for name, tensor in before.items()])
     assert float(torch.cosine_similarity(moved, should, dim=0)) > 0.8
 
 

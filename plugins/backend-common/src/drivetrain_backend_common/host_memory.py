@@ -5,16 +5,16 @@ On a CPU the same happens between two places of one memory. That saves nothing, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from drivetrain import UserError
+from drivetrain import PluginError, RunError, UserError
 
 if TYPE_CHECKING:
-    from drivetrain import Hardware
+    from drivetrain import BackendContext, Hardware
 
 BUCKET_BYTES = 256 * 2**20
 SMALLEST_BYTES = 2**20
@@ -137,3 +137,56 @@ class Shelf:
                 yield device[at : at + len(host)], host
                 at += len(host)
             start += aligned(nbytes)
+
+
+class Shelves:
+    """The parts of a model that can be away.
+
+    Args:
+        backend: its name, for messages.
+        parts: their names.
+        find: gives the tensors of a part on this rank.
+    """
+
+    def __init__(
+        self, backend: str, context: BackendContext, parts: Sequence[str], find: Callable[[str], Iterable[Tensor]]
+    ) -> None:
+        self._backend, self._role, self._hardware = backend, context.role, context.hardware
+        self._find = find
+        self._shelves = {name: Shelf(context.hardware) for name in parts}
+
+    def put(self, parts: Collection[str]) -> None:
+        """Move parts to the host; those that are there stay there.
+
+        Raises:
+            drivetrain.PluginError: there is no such part.
+        """
+        for name in self._known(parts):
+            self._shelves[name].put(list(self._find(name)))
+        self._hardware.empty_cache()  # for others on the device, which cannot use what torch has cached
+
+    def take(self, parts: Collection[str]) -> None:
+        """Bring parts back; those that are on the device stay there."""
+        for name in self._known(parts):
+            self._shelves[name].take()
+
+    def need(self, *parts: str) -> None:
+        """Raise RunError if one of the parts is away: its tensors have no memory."""
+        if away := [name for name in parts if self._shelves[name].away]:
+            raise RunError(f"role {self._role!r} has its {' and its '.join(away)} in host memory",
+                           where=f"backend {self._backend}", mend="call onload first")  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the device by part."""
+        device = self._hardware.device().type
+
+        def held(tensor: Tensor) -> int:
+            return tensor.nbytes if tensor.device.type == device and tensor.untyped_storage().nbytes() else 0
+
+        return {name: sum(map(held, self._find(name))) for name in self._shelves}
+
+    def _known(self, parts: Collection[str]) -> list[str]:
+        if unknown := set(parts) - set(self._shelves):
+            raise PluginError(f"backend {self._backend} has no part {', '.join(sorted(unknown))} to move; there are"
+                              f" {', '.join(self._shelves)}")  # fmt: skip
+        return [name for name in self._shelves if name in parts]

@@ -1,14 +1,18 @@
-"""Rows of a batch as tokens to be read, and micro-batches that hold at most so many of them."""
+"""Rows of a batch as tokens to be read, packed sequences of them, and micro-batches of at most so many tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from drivetrain import RunError, UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,57 @@ class Tokens:
             raise UserError(f"token {int(known.max())} is not among the {vocab_size} tokens of the model",
                             where=where, mend="use the tokenizer that belongs to the model")  # fmt: skip
         return cls(input_ids=input_ids, wanted=wanted, read=read, position=position, lengths=read.sum(1).tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Some rows packed without padding, one after the other, longest first: those of similar length are neighbours.
+
+    Attributes:
+        ids: ``(tokens,)``.
+        lengths: tokens of each sequence.
+        sequence, offset: ``(wanted,)`` the token whose hidden state predicts a wanted one: its sequence, and its place
+            in it.
+        target: ``(wanted,)`` the wanted tokens.
+        row, column: ``(wanted,)`` where they belong in ``(rows, response)``; rows count within the packed ones.
+    """
+
+    ids: Tensor
+    lengths: tuple[int, ...]
+    sequence: Tensor
+    offset: Tensor
+    target: Tensor
+    row: Tensor
+    column: Tensor
+
+    @classmethod
+    def of(cls, tokens: Tokens, rows: Sequence[int]) -> Self:
+        """Pack rows; where none of them has a wanted token, it is one token with which a rank only keeps pace."""
+        order = sorted((row for row in rows if tokens.lengths[row]), key=lambda row: -tokens.lengths[row])
+        if not order:
+            none = torch.zeros(0, dtype=torch.long)
+            return cls(ids=torch.zeros(1, dtype=torch.long), lengths=(1,), sequence=none, offset=none, target=none,
+                       row=none, column=none)  # fmt: skip
+        index = torch.tensor(order)
+        place_of = {row: place for place, row in enumerate(rows)}
+        ids, wanted = tokens.input_ids[index], tokens.wanted[index]
+        sequence, column = wanted.nonzero(as_tuple=True)
+        prompt = ids.shape[1] - wanted.shape[1]
+        return cls(
+            ids=ids[tokens.read[index]],
+            lengths=tuple(tokens.lengths[row] for row in order),
+            sequence=sequence,
+            offset=tokens.position[index][sequence, prompt + column] - 1,
+            target=ids[sequence, prompt + column],
+            row=torch.tensor([place_of[row] for row in order])[sequence],
+            column=column,
+        )
+
+
+def starts(lengths: Sequence[int]) -> Tensor:
+    """``(sequences,)`` where sequences of such lengths begin, one after the other."""
+    sizes = torch.tensor(lengths)
+    return sizes.cumsum(0) - sizes
 
 
 def micro_batches(lengths: Sequence[int], units: Iterable[Sequence[int]], budget: int) -> list[list[int]]:

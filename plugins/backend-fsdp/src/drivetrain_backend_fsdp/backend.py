@@ -18,6 +18,7 @@ from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_common import copies
 from drivetrain_backend_common.attention_kernels import KERNELS
+from drivetrain_backend_common.host_memory import Shelves
 from drivetrain_backend_common.log_probs import Head, token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
@@ -99,7 +100,7 @@ class FSDPBackend(TrainingBackend):
                 group["initial_lr"] = group["lr"]
         chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
         self.offloads = frozenset(part for part, moves in chosen.items() if moves)
-        self._shelves = offload.Shelves(context.role, context.hardware)
+        self._shelves = Shelves("fsdp", context, offload.PARTS, self._part)
         self._host_gradients = offload.HostGradients(context.hardware) if config.grad_offload else None
 
     @property
@@ -340,19 +341,19 @@ class FSDPBackend(TrainingBackend):
         Until they are back, whatever needs them raises RunError.
         """
         sharding.release(self.model)
-        self._shelves.put(parts, self.model, self.optimizer)
+        if "parameters" in parts:
+            offload.own_storages(self.model)
+        self._shelves.put(parts)
 
     def onload(self, parts: Collection[str]) -> None:
         self._shelves.take(parts)
 
     def memory(self) -> dict[str, int]:
         """Bytes on the device by part."""
+        return self._shelves.memory()
 
-        def held(tensor: Tensor) -> int:
-            there = tensor.device.type == self.device.type and tensor.untyped_storage().nbytes()
-            return tensor.nbytes if there else 0
-
-        return {name: sum(map(held, offload.part(name, self.model, self.optimizer))) for name in offload.PARTS}
+    def _part(self, name: str) -> list[Tensor]:
+        return offload.part(name, self.model, self.optimizer)
 
     def close(self) -> None:
         self.optimizer = None

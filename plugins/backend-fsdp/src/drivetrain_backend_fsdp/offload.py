@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from drivetrain import PluginError, RunError
 from drivetrain_backend_common import host_memory
-from drivetrain_backend_common.host_memory import HostPool, Shelf, aligned
+from drivetrain_backend_common.host_memory import HostPool, aligned
 from drivetrain_backend_fsdp import sharding
 
 if TYPE_CHECKING:
@@ -32,48 +31,7 @@ def part(name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
     return [sharding.local(tensor)[0] for tensor in found if isinstance(tensor, Tensor)]
 
 
-class Shelves:
-    """The parts of a model that can be away.
-
-    Args:
-        role: of the model, for messages.
-    """
-
-    def __init__(self, role: str, hardware: Hardware) -> None:
-        self._role, self._hardware = role, hardware
-        self._shelves = {name: Shelf(hardware) for name in PARTS}
-
-    def put(self, parts: Collection[str], model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Move parts to the host; those that are there stay there.
-
-        Raises:
-            drivetrain.PluginError: there is no such part.
-        """
-        for name in self._known(parts):
-            if name == "parameters":
-                _own_storages(model)
-            self._shelves[name].put(part(name, model, optimizer))
-        self._hardware.empty_cache()  # for others on the device, which cannot use what torch has cached
-
-    def take(self, parts: Collection[str]) -> None:
-        """Bring parts back; those that are on the device stay there."""
-        for name in self._known(parts):
-            self._shelves[name].take()
-
-    def need(self, *parts: str) -> None:
-        """Raise RunError if one of the parts is away: its tensors have no memory."""
-        if away := [name for name in parts if self._shelves[name].away]:
-            raise RunError(f"the {' and the '.join(away)} of role {self._role!r} are in host memory",
-                           where="backend fsdp", mend="call onload first")  # fmt: skip
-
-    @staticmethod
-    def _known(parts: Collection[str]) -> list[str]:
-        if unknown := set(parts) - set(PARTS):
-            raise PluginError(f"backend fsdp has no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-        return [name for name in PARTS if name in parts]
-
-
-def _own_storages(model: nn.Module) -> None:
+def own_storages(model: nn.Module) -> None:
     """Give parameters memory that can be freed: on a CPU they may be the mapped file that they were read from."""
     for parameter in model.parameters():
         if not sharding.local(parameter)[0].untyped_storage().resizable():

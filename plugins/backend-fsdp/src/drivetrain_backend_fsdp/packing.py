@@ -1,7 +1,7 @@
 """Sequences packed without padding.
 
 The real tokens of some rows stand one row after the other in a single row ``(1, tokens)`` whose positions start anew
-with each sequence. Longest sequences come first, so that sequences of similar length are neighbours.
+with each sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drivetrain_backend_common.rows import Tokens
+from drivetrain_backend_common.rows import Sequences, Tokens, starts
 
 if TYPE_CHECKING:
     from drivetrain_backend_fsdp.ulysses import SequenceRanks
@@ -56,25 +56,17 @@ def pack(
     tokens: Tokens, rows: Sequence[int], device: torch.device, ranks: SequenceRanks | None = None
 ) -> Packed | None:
     """Pack rows, and take this rank's share where ranks share them; None if none of them has a wanted token."""
-    order = sorted((row for row in rows if tokens.lengths[row]), key=lambda row: -tokens.lengths[row])
-    if not order:
+    sequences = Sequences.of(tokens, rows)
+    if not len(sequences.row):
         return None
-    index = torch.tensor(order)
-    place_of = {row: place for place, row in enumerate(rows)}
-    lengths = torch.tensor([tokens.lengths[row] for row in order])
-    start = lengths.cumsum(0) - lengths
-    ids, read, position = tokens.input_ids[index], tokens.read[index], tokens.position[index]
-    wanted = tokens.wanted[index]
-    where, column = wanted.nonzero(as_tuple=True)
-    prompt = ids.shape[1] - wanted.shape[1]
     packed = Packed(
-        input_ids=ids[read][None],
-        position_ids=position[read][None],
-        lengths=tuple(lengths.tolist()),
-        predictor=start[where] + position[where, prompt + column] - 1,
-        target=ids[where, prompt + column],
-        row=torch.tensor([place_of[row] for row in order])[where],
-        column=column,
+        input_ids=sequences.ids[None],
+        position_ids=torch.cat([torch.arange(length) for length in sequences.lengths])[None],
+        lengths=sequences.lengths,
+        predictor=starts(sequences.lengths)[sequences.sequence] + sequences.offset,
+        target=sequences.target,
+        row=sequences.row,
+        column=sequences.column,
     )
     return (packed if ranks is None else ranks.cut(packed)).to(device)
 

@@ -19,6 +19,7 @@ from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
 from drivetrain_backend_common import copies
+from drivetrain_backend_common.host_memory import Shelves
 from drivetrain_backend_common.log_probs import token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
@@ -97,7 +98,7 @@ class MegatronBackend(TrainingBackend):
             self.gatherer = weights.Gatherer(self.pieces, table)
         chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
         self.offloads = frozenset(part for part, moves in chosen.items() if moves)
-        self._shelves = offload.Shelves(context.role, context.hardware)
+        self._shelves = Shelves("megatron", context, offload.PARTS, self._part)
         self._copies = copies.Copies()
 
     @property
@@ -118,7 +119,8 @@ class MegatronBackend(TrainingBackend):
         ids, attention_mask = batch.batch["input_ids"], batch.batch["attention_mask"]
         texts = self.context.role == "reward"
         if texts:
-            tokens = last_tokens(ids, attention_mask, pad=getattr(self.hf_config, "pad_token_id", None), vocab_size=self.vocab_size)
+            pad = getattr(self.hf_config, "pad_token_id", None)
+            tokens = last_tokens(ids, attention_mask, pad=pad, vocab_size=self.vocab_size)
             shape: tuple[int, ...] = (len(ids), self.labels)
         else:
             shape = tuple(batch.batch["responses"].shape)
@@ -296,21 +298,18 @@ class MegatronBackend(TrainingBackend):
 
         Until they are back, whatever needs them raises RunError.
         """
-        self._shelves.put(parts, weights.held(self.pieces), self.optimizer)
+        self._shelves.put(parts)
 
     def onload(self, parts: Collection[str]) -> None:
         self._shelves.take(parts)
 
     def memory(self) -> dict[str, int]:
         """Bytes on the device by part."""
-
-        def held(tensor: Tensor) -> int:
-            return tensor.nbytes if tensor.untyped_storage().nbytes() else 0
-
-        model = weights.held(self.pieces)
-        found = {name: sum(map(held, offload.part(name, model, self.optimizer))) for name in offload.PARTS}
         buffers = gradients.storages(self.learning) if self.optimizer is not None else []
-        return found | {"gradients": sum(storage.nbytes() for storage in buffers)}
+        return self._shelves.memory() | {"gradients": sum(storage.nbytes() for storage in buffers)}
+
+    def _part(self, name: str) -> list[Tensor]:
+        return offload.part(name, weights.held(self.pieces), self.optimizer)
 
     def close(self) -> None:
         self.optimizer = None
