@@ -209,7 +209,7 @@ def compare(
     few = few if where.dp_size > 1 else slice(0, 6)
     given = made.forward(texts()[few], ("scores",), temperature=1.0)["scores"]
     judged = float((given - scores(judge)[few]).abs().max())
-    none = made.forward(texts()[:0 if where.dp else 6], ("scores",), temperature=1.0)["scores"]
+    none = made.forward(texts()[: 0 if where.dp else 6], ("scores",), temperature=1.0)["scores"]
     assert given.shape[1] == LABELS and none.shape == (0 if where.dp else 6, LABELS)
     made.close()
     losses = max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses))

@@ -115,7 +115,8 @@ class MegatronBackend(TrainingBackend):
         ids, attention_mask = batch.batch["input_ids"], batch.batch["attention_mask"]
         texts = self.context.role == "reward"
         if texts:
-            tokens = last_tokens(ids, attention_mask, pad=getattr(self.hf_config, "pad_token_id", None), vocab_size=self.vocab_size)
+            pad = getattr(self.hf_config, "pad_token_id", None)
+            tokens = last_tokens(ids, attention_mask, pad=pad, vocab_size=self.vocab_size)
             shape: tuple[int, ...] = (len(ids), self.labels)
         else:
             shape = tuple(batch.batch["responses"].shape)
