@@ -21,6 +21,7 @@ from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
 
 TERMS = (LossTerm(name="value_clip", args={"clip_range": 0.4}),)
+FACTORS = (1.0, 0.5)  # of the learning rate, step by step
 PAD = 4  # of reward models that know of padding, and a token that texts end with, too
 LABELS = 3
 
@@ -65,6 +66,11 @@ def batch() -> DataProto:
                                 zip(("values", "returns"), drawn)})  # fmt: skip
 
 
+def share(dp: int, size: int) -> slice:
+    """The rows of a data parallel rank, of which the first has most."""
+    return slice(0, learning.ROWS) if size == 1 else slice(0, 9) if dp == 0 else slice(9, learning.ROWS)
+
+
 class Expected(NamedTuple):
     """What transformers makes of the batch."""
 
@@ -89,7 +95,7 @@ def expected(folder: Path) -> Expected:
         lr=1e-2, betas=(0.8, 0.9), eps=1e-3,
     )  # fmt: skip
     values, gradients, losses, norms = torch.zeros(()), {}, [], []
-    for step in range(learning.STEPS):
+    for step in range(len(FACTORS)):
         found = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
                       position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits[:, -width - 1 : -1, 0]  # fmt: skip
         inputs = LossInputs(values=torch.where(mask, found, 0))
@@ -104,7 +110,7 @@ def expected(folder: Path) -> Expected:
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), learning.MAX_NORM)))
         losses.append(float(loss.detach()))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * learning.factor(step)
+            group["lr"] = 1e-2 * FACTORS[step]
         optimizer.step()
     after = {name: tensor.detach() for name, tensor in model.named_parameters()}
     assert min(norms) > learning.MAX_NORM
@@ -115,8 +121,8 @@ def update(made: MegatronBackend, step: int) -> tuple[float, float]:
     """Take a step; its loss and gradient norm."""
     data, where = batch(), made.layout
     counts = Counts.of(data.batch["response_mask"], None)
-    metrics = made.update(learning.mine(data, where.dp, where.dp_size), TERMS, counts, temperature=0.7,
-                          lr_factor=learning.factor(step))  # fmt: skip
+    metrics = made.update(data[share(where.dp, where.dp_size)], TERMS, counts, temperature=0.7,
+                          lr_factor=FACTORS[step])  # fmt: skip
     return metrics["loss"].result(), metrics["grad_norm"].result()
 
 
@@ -148,7 +154,7 @@ class Seen(NamedTuple):
     losses: float
     norms: float  # relative
     weights: float
-    head: bool  # whether it learned, and all ranks have the same
+    head: bool  # whether all ranks of the last stage have the same
     resumed: bool
     exported: bool  # whether transformers reads what is exported
     scores: float
@@ -160,19 +166,18 @@ def compare(
     """Have a critic, then a reward model, do all that they can."""
     made = backend("critic", critic, rank=rank, world_size=world_size, **options)
     where = made.layout
-    own = learning.mine(batch(), where.dp, where.dp_size)
-    rows = slice(0, 12) if where.dp_size == 1 else slice(0, 9) if where.dp == 0 else slice(9, 12)
-    found = made.forward(own, ("values",), temperature=0.7)["values"]
+    rows = share(where.dp, where.dp_size)
+    found = made.forward(batch()[rows], ("values",), temperature=0.7)["values"]
     values = float((found - wanted.values[rows]).abs().max())
 
     gradients, held = None, weights.held(made.pieces)
     if not made.config.use_distributed_optimizer:
-        step, found = made.optimizer.step, {}
-        made.optimizer.step = lambda **unused: found.update({name: p.main_grad.clone() for name, p in held.items()})
+        step, summed = made.optimizer.step, {}
+        made.optimizer.step = lambda **unused: summed.update({name: p.main_grad.clone() for name, p in held.items()})
         update(made, 0)
         made.optimizer.step = step
         gradients, largest = 0.0, max(float(gradient.abs().max()) for gradient in wanted.gradients.values())
-        for name, gradient in found.items():
+        for name, gradient in summed.items():
             for part in made.gatherer.table[name].slices(*weights.share(made.gatherer.table[name])):
                 right = wanted.gradients[part.name].narrow(part.dim, part.start, part.stop - part.start)
                 got = gradient[part.at : part.at + part.rows]
@@ -205,11 +210,10 @@ def compare(
     made.close()
 
     made = backend("reward", judge, rank=rank, world_size=world_size, **options)
-    few = slice(0, 4) if where.dp == 0 else slice(4, 4 if where.dp_size == 2 and where.dp == 0 else 6)
-    few = few if where.dp_size > 1 else slice(0, 6)
+    few = slice(0, 6) if where.dp_size == 1 else slice(0, 4) if where.dp == 0 else slice(4, 6)
     given = made.forward(texts()[few], ("scores",), temperature=1.0)["scores"]
     judged = float((given - scores(judge)[few]).abs().max())
-    none = made.forward(texts()[:0 if where.dp else 6], ("scores",), temperature=1.0)["scores"]
+    none = made.forward(texts()[: 0 if where.dp else 6], ("scores",), temperature=1.0)["scores"]
     assert given.shape[1] == LABELS and none.shape == (0 if where.dp else 6, LABELS)
     made.close()
     losses = max(abs(loss - right) for (loss, _), right in zip(steps, wanted.losses))

@@ -17,11 +17,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drivetrain import BackendContext, PluginError, RunError, UserError, get_registry, resolve
+from drivetrain import PluginError, RunError, UserError, get_registry
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts
 from drivetrain_backend_megatron import folders, parallel
-from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
 
 OUTPUTS = ("log_probs", "entropy")
@@ -176,22 +175,12 @@ def test_exports_are_cut_into_files(folder: Path, tmp_path: Path, monkeypatch: p
     assert all(p.equal(q) for p, q in zip(read.parameters(), given.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("role", ["critic", "reward"])
-def test_other_roles_are_refused(folder: Path, role: str) -> None:
-    context = BackendContext(
-        role=role, model=ModelConfig(path=folder), optimizer=None, max_grad_norm=None, rank=0, world_size=1, seed=0,
-        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")),
-    )  # fmt: skip
-    with pytest.raises(UserError, match=f"no model for the role {role}"):
-        MegatronBackend(MegatronConfig(), context).initialize()
-
-
 @pytest.mark.parametrize(
     "optimizer, critic, dtype, says",
     [
         ({"name": "muon"}, False, "float32", "trains with optimizer adamw"),
         ({"name": "adamw", "fused": True}, False, "float32", "chooses the kernel"),
-        ({"name": "adamw"}, True, "float32", "no model with values"),
+        ({"name": "muon"}, True, "float32", "trains with optimizer adamw"),
         ({"name": "adamw"}, False, "float16", "does not train in float16"),
         ({"name": "adamw"}, False, "bfloat16", ""),
     ],
@@ -202,11 +191,22 @@ def test_settings_that_do_not_go_together_are_refused(
     section = MegatronConfig()
     run: Any = SimpleNamespace(
         actor=SimpleNamespace(backend=PluginConfig(name="other") if critic else section, optimizer=Fused(**optimizer)),
-        model=ModelConfig(path=folder, dtype=dtype),
-        critic=SimpleNamespace(backend=section) if critic else None,
+        model=ModelConfig(path=folder, dtype=dtype), ref=None, reward_model=None,
+        critic=SimpleNamespace(backend=section, optimizer=Fused(**optimizer), model=None) if critic else None,
     )  # fmt: skip
     found = list(section.check(run, get_registry()))
     assert [says in problem.what and bool(problem.mend) for problem in found] == [True] * bool(says)
+
+
+def test_a_reward_model_of_another_family_is_refused_by_its_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    section = MegatronConfig()
+    run: Any = SimpleNamespace(
+        actor=SimpleNamespace(backend=section, optimizer=Fused()), model=ModelConfig(path=folder), critic=None,
+        ref=None, reward_model=SimpleNamespace(backend=section, model=ModelConfig(path=tmp_path)),
+    )  # fmt: skip
+    (problem,) = section.check(run, get_registry())
+    assert problem.what == f"{tmp_path}: backend megatron does not know models of type 'bert'"
 
 
 class Fused(learning.Adam):

@@ -28,7 +28,7 @@ CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
     ],
     4: [
         ("tied", {TP: 2, PP: 2}),
-        ("llama", {TP: 2, CP: 2, SP: True, DO: True}),
+        ("llama", {TP: 2, CP: 2, SP: True}),
         ("mixtral", {PP: 2, EP: 2, DO: True}),
     ],
 }  # fmt: skip

@@ -38,9 +38,11 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _capabilities(run, sections, registry)
     yield from _placement(run, registry.select("executors", run.executor.name).spec)
     yield from _snapshots(run, registry)
+    checked: list[PluginConfig] = []
     for key, _, section in sections:
-        for problem in section.check(run, registry):
+        for problem in () if section in checked else section.check(run, registry):  # one that derives has the same
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
+        checked.append(section)
 
 
 def _roles(run: RunConfig, spec: Any) -> Iterator[Problem]:

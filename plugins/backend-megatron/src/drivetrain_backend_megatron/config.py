@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -127,7 +128,9 @@ class MegatronConfig(PluginConfig):
                           mend="set model.dtype=bfloat16, or use backend fsdp")  # fmt: skip
         for path in dict.fromkeys(model.path for model in models.values()):
             if (path / "config.json").is_file():
-                yield from self.model_problems(json.loads((path / "config.json").read_text()))
+                for problem in self.model_problems(json.loads((path / "config.json").read_text())):
+                    said = "" if path == run.model.path else f"{path}: "
+                    yield replace(problem, what=said + problem.what)
 
     def problems(self) -> Iterable[Problem]:
         """What is wrong with the sizes among themselves."""
