@@ -35,13 +35,14 @@ class Adam(OptimizerConfig):
 
 
 def backend(
-    folder: Path, *, rank: int = 0, world_size: int = 1, learns: bool = True, model: Any = None, **options: Any
-) -> MegatronBackend:
+    folder: Path, *, rank: int = 0, world_size: int = 1, learns: bool = True, model: Any = None, hardware: str = "cpu",
+    **options: Any,
+) -> MegatronBackend:  # fmt: skip
     """A backend that is ready to work."""
     context = BackendContext(
         role="actor" if learns else "ref", model=ModelConfig(path=folder, **(model or {})),
         optimizer=Adam() if learns else None, max_grad_norm=MAX_NORM,
-        hardware=resolve("hardware", "cpu")(PluginConfig(name="cpu")), rank=rank, world_size=world_size, seed=5,
+        hardware=resolve("hardware", hardware)(PluginConfig(name=hardware)), rank=rank, world_size=world_size, seed=5,
     )  # fmt: skip
     made = MegatronBackend(MegatronConfig(**{"micro_batch_tokens": 30} | options), context)
     made.initialize()
