@@ -43,7 +43,7 @@ HOPS: dict[int, list[Hop]] = {
     4: [
         Hop("tied", "tied-context", "tied-4", {TP: 2, DO: True}),
         Hop("qwen2", "qwen2-stages", "qwen2-4", {TP: 2, PP: 2}),
-        Hop("mixtral", "mixtral-whole", "mixtral-4", {EP: 2, DO: True}),
+        Hop("mixtral", "mixtral-whole", "mixtral-4", {TP: 2, SP: True, EP: 2, ETP: 1, DO: True}),
     ],
 }  # fmt: skip
 
