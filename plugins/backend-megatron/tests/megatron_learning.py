@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from drivetrain import BackendContext, DataProto, LossTerm, NonFiniteError, OptimizerConfig, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts, LossInputs
+from drivetrain_backend_common.rows import Tokens
 from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
 
@@ -86,8 +88,15 @@ class Expected(NamedTuple):
     weights: dict[str, Tensor]  # after all steps, under the names of a folder
 
 
-def expected(folder: Path) -> Expected:
-    """Steps of AdamW on padded rows in float32."""
+def expected(
+    folder: Path, *, aux: float = 0.0, z: float = 0.0, parts: Sequence[Sequence[int]] = (range(ROWS),)
+) -> Expected:
+    """Steps of AdamW on padded rows in float32.
+
+    Args:
+        aux, z: coefficients of the losses of a mixture's routers.
+        parts: the rows of each micro-batch, of which the routers' choices are balanced.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     data = batch()
     real, width = data.batch["attention_mask"], RESPONSE
@@ -99,9 +108,11 @@ def expected(folder: Path) -> Expected:
     )  # fmt: skip
     losses, norms, first = [], [], None
     for step in range(STEPS):
-        logits = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
-                       position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits  # fmt: skip
-        log_p = (logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
+        asked = {"output_router_logits": True} if aux or z else {}
+        output = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
+                       position_ids=(real.cumsum(1) - 1).clamp(min=0), **asked)  # fmt: skip
+        routers = output.router_logits if asked else ()
+        log_p = (output.logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
         log_probs = log_p.gather(2, data.batch["responses"][:, :, None])[..., 0]
         entropy = -(log_p.exp() * log_p).sum(-1)
         if first is None:
@@ -114,7 +125,7 @@ def expected(folder: Path) -> Expected:
             for term in TERMS
         )  # fmt: skip
         optimizer.zero_grad()
-        loss.backward()
+        (loss + _of_routers(routers, data, parts, aux, z)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         losses.append(float(loss.detach()))
         for group in optimizer.param_groups:
@@ -123,6 +134,29 @@ def expected(folder: Path) -> Expected:
     named = dict(model.named_parameters())
     assert first is not None and max(norms) > MAX_NORM
     return Expected(*first, losses, norms, {name: t.detach() for name, t in rig._on_disk(named).items()})
+
+
+def read(data: DataProto) -> Tokens:
+    """The tokens of a batch that an update reads."""
+    columns = data.batch
+    return Tokens.of(columns["input_ids"], columns["attention_mask"], columns["response_mask"], vocab_size=rig.VOCAB)
+
+
+def _of_routers(
+    routers: Sequence[Tensor], data: DataProto, parts: Sequence[Sequence[int]], aux: float, z: float
+) -> Tensor:
+    """What is added for the logits of routers, ``(rows * tokens, experts)`` of each layer."""
+    real = read(data).read
+    total = torch.zeros(())
+    for layer in routers:
+        for rows in map(list, parts):
+            logits = layer.view(*real.shape, -1)[rows][real[rows]]
+            tokens, experts = logits.shape
+            share = torch.zeros_like(logits).scatter(1, logits.topk(2).indices, 0.5).mean(0)
+            balance = experts * (share * logits.softmax(-1).mean(0)).sum()
+            squares = logits.exp().sum(-1).log().square().mean()
+            total = total + (aux * balance + z * squares) * tokens / int(real.sum())
+    return total
 
 
 def factor(step: int) -> float:
