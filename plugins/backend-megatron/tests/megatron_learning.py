@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from drivetrain import BackendContext, DataProto, LossTerm, NonFiniteError, OptimizerConfig, resolve
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts, LossInputs
+from drivetrain_backend_common.rows import Tokens
 from drivetrain_backend_megatron import pipeline
 from drivetrain_backend_megatron.backend import MegatronBackend
 from drivetrain_backend_megatron.config import MegatronConfig
@@ -112,8 +113,15 @@ class Expected(NamedTuple):
     weights: list[dict[str, Tensor]]  # after each step, under the names of a folder
 
 
-def expected(folder: Path) -> Expected:
-    """Steps of AdamW on padded rows in float32."""
+def expected(
+    folder: Path, *, aux: float = 0.0, z: float = 0.0, parts: Sequence[Sequence[int]] = (range(ROWS),)
+) -> Expected:
+    """Steps of AdamW on padded rows in float32.
+
+    Args:
+        aux, z: coefficients of the losses of a mixture's routers.
+        parts: the rows of each micro-batch, of which the routers' choices are balanced.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     data = batch()
     real, width = data.batch["attention_mask"], RESPONSE
@@ -126,9 +134,11 @@ def expected(folder: Path) -> Expected:
     losses, norms, weights, first = [], [], [], None
     for step in range(STEPS):
         data, counts = mini_batch(step)
-        logits = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
-                       position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits  # fmt: skip
-        log_p = (logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
+        asked = {"output_router_logits": True} if aux or z else {}
+        output = model(input_ids=data.batch["input_ids"], attention_mask=real, use_cache=False,
+                       position_ids=(real.cumsum(1) - 1).clamp(min=0), **asked)  # fmt: skip
+        routers = output.router_logits if asked else ()
+        log_p = (output.logits[:, -width - 1 : -1] / TEMPERATURE).log_softmax(-1)
         log_probs = log_p.gather(2, data.batch["responses"][:, :, None])[..., 0]
         entropy = -(log_p.exp() * log_p).sum(-1)
         if first is None:
@@ -140,7 +150,7 @@ def expected(folder: Path) -> Expected:
             for term in OBJECTIVES[step]
         )  # fmt: skip
         optimizer.zero_grad()
-        loss.backward()
+        (loss + _of_routers(routers, data, parts, aux, z)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         losses.append(float(loss.detach()))
         for group in optimizer.param_groups:
@@ -150,6 +160,29 @@ def expected(folder: Path) -> Expected:
         weights.append({name: tensor.detach().clone() for name, tensor in named.items()})
     assert first is not None and max(norms) > MAX_NORM and min(norms) > 0.1
     return Expected(*first, losses, norms, weights)
+
+
+def read(data: DataProto) -> Tokens:
+    """The tokens of a batch that an update reads."""
+    columns = data.batch
+    return Tokens.of(columns["input_ids"], columns["attention_mask"], columns["response_mask"], vocab_size=rig.VOCAB)
+
+
+def _of_routers(
+    routers: Sequence[Tensor], data: DataProto, parts: Sequence[Sequence[int]], aux: float, z: float
+) -> Tensor:
+    """What is added for the logits of routers, ``(rows * tokens, experts)`` of each layer."""
+    real = read(data).read
+    total = torch.zeros(())
+    for layer in routers:
+        for rows in map(list, parts):
+            logits = layer.view(*real.shape, -1)[rows][real[rows]]
+            tokens, experts = logits.shape
+            share = torch.zeros_like(logits).scatter(1, logits.topk(2).indices, 0.5).mean(0)
+            balance = experts * (share * logits.softmax(-1).mean(0)).sum()
+            squares = logits.exp().sum(-1).log().square().mean()
+            total = total + (aux * balance + z * squares) * tokens / int(real.sum())
+    return total
 
 
 def update(made: MegatronBackend, step: int) -> tuple[float, float]:

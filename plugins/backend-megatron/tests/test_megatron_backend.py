@@ -15,17 +15,19 @@ TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "cont
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 VPP, SP, DO = "virtual_pipeline_model_parallel_size", "sequence_parallel", "use_distributed_optimizer"
 FREES = "grad_offload"
+BLOCK = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}
+REDUCE = {"overlap_grad_reduce": True, "ddp_bucket_size": 3000}
 CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
     1: [("qwen2", {}), ("tied", {DO: True}), ("mixtral", {})],
     2: [
         ("qwen2", {TP: 2}),
-        ("tied", {TP: 2, SP: True}),
-        ("qwen3", {}),
-        ("tied", {DO: True, FREES: True}),
+        ("tied", {TP: 2, SP: True, **BLOCK}),
+        ("qwen3", {**REDUCE}),
+        ("tied", {DO: True, FREES: True, **REDUCE, "overlap_param_gather": True}),
         ("qwen2", {PP: 2}),
-        ("tied", {PP: 2, VPP: 2}),
-        ("qwen2", {CP: 2}),
-        ("mixtral", {EP: 2, DO: True}),
+        ("tied", {PP: 2, VPP: 2, "recompute_granularity": "full"}),
+        ("qwen2", {CP: 2, "recompute_granularity": "selective"}),
+        ("mixtral", {EP: 2, DO: True, **REDUCE}),
     ],
     4: [
         ("tied", {TP: 2}),

@@ -170,6 +170,10 @@ class Shelves:
         for name in self._known(parts):
             self._shelves[name].take()
 
+    def away(self, part: str) -> bool:
+        """Whether a part is in host memory."""
+        return self._shelves[part].away
+
     def need(self, *parts: str) -> None:
         """Raise RunError if one of the parts is away: its tensors have no memory."""
         if away := [name for name in parts if self._shelves[name].away]:

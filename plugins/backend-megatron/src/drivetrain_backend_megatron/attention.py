@@ -52,8 +52,8 @@ class CoreAttention(MegatronModule):
             both = _Gather.apply(torch.stack([key, value]), self.group)
             key, value = both.index_select(1, packed_seq_params.keys).unbind()
         kernel = packed_seq_params.kernel(self.config.attention_kernel, query.device)
-        heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        return kernel(*heads, None, scaling=self.scale, softcap=None).flatten(1)
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        return kernel(query, key, value, None, scaling=self.scale, softcap=None).flatten(1)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError
@@ -92,7 +93,10 @@ class MegatronBackend(TrainingBackend):
                     piece.requires_grad_(False)
             else:
                 shared = config.use_distributed_optimizer
-                self.learning = gradients.wrapped(self.pieces, distributed_optimizer=shared)
+                self.learning = gradients.wrapped(
+                    self.pieces, distributed_optimizer=shared, overlap_reduce=config.overlap_grad_reduce,
+                    overlap_gather=config.overlap_param_gather, bucket_size=config.ddp_bucket_size,
+                )  # fmt: skip
                 self.optimizer = Optimizer(self.learning, context.optimizer, distributed=shared,
                                            frees_gradients=config.grad_offload)  # fmt: skip
             self.gatherer = weights.Gatherer(self.pieces, table)
@@ -109,13 +113,20 @@ class MegatronBackend(TrainingBackend):
         """Around whatever calls megatron-core."""
         return cpu.stand_in() if self.device.type == "cpu" else nullcontext()
 
+    def _have_parameters(self) -> None:
+        """Raise RunError if the parameters are in host memory; have what other ranks updated of them."""
+        self._shelves.need("parameters")
+        if self.optimizer is not None:
+            with self._engine():
+                self.optimizer.gather()
+
     # -- computing --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def forward(self, batch: DataProto, outputs: Collection[str], *, temperature: float) -> dict[str, Tensor]:
         if unknown := set(outputs) - set(self.outputs):
             raise PluginError(f"backend megatron does not compute {sorted(unknown)} for the role {self.context.role}")
-        self._shelves.need("parameters")
+        self._have_parameters()
         ids, attention_mask = batch.batch["input_ids"], batch.batch["attention_mask"]
         texts = self.context.role == "reward"
         if texts:
@@ -176,11 +187,15 @@ class MegatronBackend(TrainingBackend):
             total.add_(loss.detach())
             return loss if loss.requires_grad else loss + nothing
 
+        balance = get_model_config(self.pieces[0]).balance
+        if balance is not None:
+            balance.begin(self._over_copies(sum(sum(of.lengths) for of in sequences if len(of.row))))
         with self._engine():
             self.optimizer.begin()
         self._run(self.learning, sequences, objective.outputs, temperature, share, forward_only=False)
         skipped = self.skipped
-        metrics = self._step(self.optimizer, total, lr_factor)
+        routed = {} if balance is None else balance.end()
+        metrics = routed | self._step(self.optimizer, total, lr_factor)
         return metrics if self.skipped > skipped else merge_metrics(parts) | metrics
 
     def _run(
@@ -215,7 +230,14 @@ class MegatronBackend(TrainingBackend):
 
         with self._engine():
             batches = [(of.ids, of.lengths) for of in sequences]
-            pipeline.run(pieces, batches, loss, forward_only=forward_only)
+            fillers = {number for number, of in enumerate(sequences) if not len(of.row)}
+            pipeline.run(pieces, batches, loss, forward_only=forward_only, fillers=fillers)
+
+    def _over_copies(self, number: int) -> int:
+        """The sum over the ranks of data parallelism."""
+        total = torch.tensor(number, device=self.device)
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        return int(total)
 
     def _plan(self, tokens: Tokens, joins: Sequence[Sequence[Any]] = ()) -> list[list[int]]:
         """Rows of each micro-batch."""
@@ -273,6 +295,7 @@ class MegatronBackend(TrainingBackend):
 
     def _state(self, copy: copies.Copy) -> Callable[[Path], None]:
         self._shelves.need(*offload.PARTS)
+        self._have_parameters()
         rng = self.context.hardware.rng_state()
         return state.collect(weights.held(self.pieces), self.gatherer.table, self.optimizer, rng,
                              rank=self.context.rank, layout=self.layout, copy=copy)  # fmt: skip
@@ -284,13 +307,13 @@ class MegatronBackend(TrainingBackend):
                    self.context.hardware.set_rng_state, rank=self.context.rank, layout=self.layout)  # fmt: skip
 
     def export(self, folder: Path) -> None:
-        self._shelves.need("parameters")
+        self._have_parameters()
         folders.export(self.gatherer.entries(), self.hf_config, self.context, folder)
 
     def weights(self, *, bucket_bytes: int, sharded: bool = False) -> AbstractContextManager[WeightStream]:
         if sharded:
             raise PluginError("backend megatron does not lend shards")
-        self._shelves.need("parameters")
+        self._have_parameters()
         return lend(self.gatherer.entries(), bucket_bytes=bucket_bytes, version=self.version)
 
     def offload(self, parts: Collection[str]) -> None:
@@ -298,6 +321,8 @@ class MegatronBackend(TrainingBackend):
 
         Until they are back, whatever needs them raises RunError.
         """
+        if "parameters" in parts and not self._shelves.away("parameters"):
+            self._have_parameters()
         self._shelves.put(parts)
 
     def onload(self, parts: Collection[str]) -> None:

@@ -25,6 +25,7 @@ from drivetrain_backend_megatron.attention import CoreAttention
 from drivetrain_backend_megatron.config import MegatronConfig
 from drivetrain_backend_megatron.families import Family, Shape
 from drivetrain_backend_megatron.head import Score
+from drivetrain_backend_megatron.moe import Balance, Router
 
 ROPE_TYPES = ("default", "linear", "llama3")  # those that change nothing but the frequencies
 
@@ -52,9 +53,11 @@ class Options(TransformerConfig):  # type: ignore[misc]
 
     Attributes:
         attention_kernel: what computes attention over packed sequences.
+        balance: of the experts of a mixture.
     """
 
     attention_kernel: type[Kernel] | None = None
+    balance: Balance | None = None
 
 
 def transformer_config(
@@ -88,10 +91,12 @@ def transformer_config(
             "num_moe_experts": shape.experts,
             "moe_router_topk": model["num_experts_per_tok"],
             "moe_router_load_balancing_type": "none",
-            "moe_router_dtype": "fp32",
+            "moe_router_dtype": config.moe_router_dtype,
             "moe_ffn_hidden_size": shape.width,
             "moe_grouped_gemm": False,
-        }
+            "balance": Balance(shape.layers, shape.experts, aux_coeff=config.moe_aux_loss_coeff,
+                               z_coeff=config.moe_z_loss_coeff or 0.0, device=device),
+        }  # fmt: skip
     return Options(
         attention_kernel=kernel,
         num_layers=shape.layers,
@@ -123,7 +128,7 @@ def transformer_config(
         apply_rope_fusion=False,
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # the one for such lengths, which is asked for without experts, too
+        moe_token_dispatcher_type=config.moe_token_dispatcher_type,
         transformer_impl=config.transformer_impl,
         tensor_model_parallel_size=config.tensor_model_parallel_size,
         pipeline_model_parallel_size=config.pipeline_model_parallel_size,
@@ -132,6 +137,7 @@ def transformer_config(
         expert_model_parallel_size=config.expert_model_parallel_size,
         expert_tensor_parallel_size=config.expert_tensor_size,
         sequence_parallel=config.sequence_parallel,
+        **config.recomputation(),
         # with pieces that interleave, two ranks exchange in both directions at a time: each needs messages of its own
         overlap_p2p_comm=config.virtual_pipeline_model_parallel_size is not None,
         batch_p2p_comm=config.virtual_pipeline_model_parallel_size is None,
@@ -156,6 +162,9 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = partial(CoreAttention, frequencies=frequencies.to(device))
+    if shape.experts:
+        mixture = layer.submodules.mlp
+        mixture.submodules.router = Router
     if options.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     pieces = []

@@ -62,6 +62,62 @@ class MegatronConfig(PluginConfig):
         " it takes, where torch has it, and sdpa elsewhere.",
     )
 
+    recompute_granularity: Literal["full", "selective"] | None = Field(
+        None,
+        description="What is computed again in the backward pass, in place of being kept. full: layers, of which the"
+        " input is kept. selective: the parts of layers that recompute_modules names. Omitted: nothing.",
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        None,
+        description="With recompute_granularity full. uniform: the input of every recompute_num_layers layers is kept."
+        " block: the first recompute_num_layers layers of a stage are computed again, one by one, and others are kept."
+        " Omitted: uniform.",
+    )
+    recompute_num_layers: int | None = Field(
+        None, gt=0, description="With recompute_granularity full: see recompute_method. Omitted: 1."
+    )
+    recompute_modules: tuple[Literal["core_attn", "mlp", "moe"], ...] | None = Field(
+        None,
+        min_length=1,
+        description="With recompute_granularity selective: attention after its projections (core_attn), feed-forward"
+        " layers (mlp), mixtures of experts (moe). Omitted: core_attn.",
+    )
+
+    moe_router_load_balancing_type: Literal["none", "aux_loss"] = Field(
+        "none",
+        description="aux_loss: an update also lowers moe_aux_loss_coeff times the sum over layers of experts *"
+        " sum_i(share of choices of expert i * mean probability of i), the mean over micro-batches weighted by tokens.",
+    )
+    moe_aux_loss_coeff: float = Field(0.0, ge=0, description="Of moe_router_load_balancing_type aux_loss.")
+    moe_z_loss_coeff: float | None = Field(
+        None,
+        gt=0,
+        description="An update also lowers so much times the sum over layers of the mean over tokens of the square of"
+        " the router's log-sum-exp.",
+    )
+    moe_router_dtype: Literal["fp32", "fp64"] = Field("fp32", description="Type in which routers compute.")
+    moe_token_dispatcher_type: Literal["alltoall"] = Field(
+        "alltoall",
+        description="How tokens come to the ranks of their experts; packed micro-batches, which have other numbers of"
+        " tokens on each rank, allow no other way.",
+    )
+
+    overlap_grad_reduce: bool = Field(
+        False,
+        description="Sum gradients over data parallel ranks bucket by bucket, while the last micro-batch's backward"
+        " pass goes on.",
+    )
+    overlap_param_gather: bool = Field(
+        False,
+        description="With use_distributed_optimizer and overlap_grad_reduce: gather updated weights from data parallel"
+        " ranks bucket by bucket, while the next forward pass goes on, or when something else needs them.",
+    )
+    ddp_bucket_size: int | None = Field(
+        None,
+        gt=0,
+        description="Parameters of a bucket, with overlap_grad_reduce. Omitted: 40 million, or 1 million a data"
+        " parallel rank if that is more.",
+    )
     use_distributed_optimizer: bool = Field(
         False,
         description="Each data parallel rank keeps the optimizer's moments, and float32 copies of weights in half"
@@ -105,6 +161,18 @@ class MegatronConfig(PluginConfig):
         """Ranks that share each expert's matrices."""
         return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
+    def recomputation(self) -> dict[str, Any]:
+        """megatron-core's options for what is computed again."""
+        if self.recompute_granularity is None:
+            return {}
+        if self.recompute_granularity == "full":
+            return {"recompute_granularity": "full", "recompute_method": self.recompute_method or "uniform",
+                    "recompute_num_layers": self.recompute_num_layers or 1}  # fmt: skip
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(self.recompute_modules or ["core_attn"]),
+        }
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from self.problems()
         roles = {"actor": run.actor, "critic": run.critic, "ref": run.ref, "reward_model": run.reward_model}
@@ -138,6 +206,16 @@ class MegatronConfig(PluginConfig):
             what = "pieces of layers interleave over stages, and pipeline_model_parallel_size is 1"
             yield Problem(key="virtual_pipeline_model_parallel_size", what=what,
                           mend="remove it, or use at least 2 stages")  # fmt: skip
+        yield from self._recompute_problems()
+        if (self.moe_router_load_balancing_type == "aux_loss") != (self.moe_aux_loss_coeff > 0):
+            yield Problem(key="moe_aux_loss_coeff", what=f"it is {self.moe_aux_loss_coeff:g} with"
+                          f" moe_router_load_balancing_type {self.moe_router_load_balancing_type}",
+                          mend="set both, or remove both")  # fmt: skip
+        for key, need in (("overlap_param_gather", "use_distributed_optimizer"),
+                          ("overlap_param_gather", "overlap_grad_reduce"),
+                          ("ddp_bucket_size", "overlap_grad_reduce")):  # fmt: skip
+            if getattr(self, key) and not getattr(self, need):
+                yield Problem(key=key, what=f"it needs {need}", mend=f"set {need}=true, or remove {key}")
         if self.attention == "flex" and self.context_parallel_size > 1:
             yield Problem(key="attention", what="flex does not compute attention of a part of each sequence, which a"
                           f" rank has with context_parallel_size {self.context_parallel_size}",
@@ -145,6 +223,14 @@ class MegatronConfig(PluginConfig):
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             yield Problem(key="sequence_parallel", what="tokens are split over the ranks of tensor parallelism, and"
                           " tensor_model_parallel_size is 1", mend="remove it, or use at least 2 ranks")  # fmt: skip
+
+    def _recompute_problems(self) -> Iterable[Problem]:
+        kind = self.recompute_granularity
+        for key, needs in (("recompute_method", "full"), ("recompute_num_layers", "full"),
+                           ("recompute_modules", "selective")):  # fmt: skip
+            if getattr(self, key) is not None and kind != needs:
+                yield Problem(key=key, what=f"it goes with recompute_granularity {needs}, not with {kind}",
+                              mend=f"remove it, or set recompute_granularity={needs}")  # fmt: skip
 
     def model_problems(self, model: Mapping[str, Any]) -> Iterable[Problem]:
         """What does not divide in a model.
@@ -172,14 +258,28 @@ class MegatronConfig(PluginConfig):
         if self.virtual_pipeline_model_parallel_size and layers % pp == 0:
             yield from _divides("virtual_pipeline_model_parallel_size", self.virtual_pipeline_model_parallel_size,
                                 layers // pp, "layers of a stage")  # fmt: skip
+        piece = layers // (pp * (self.virtual_pipeline_model_parallel_size or 1))
+        if self.recompute_granularity == "full" and self.recompute_method != "block" and piece:
+            yield from _divides("recompute_num_layers", self.recompute_num_layers or 1, piece, "layers of a piece")
         if experts:
             yield from _divides("expert_model_parallel_size", ep, experts, "experts")
             yield from _divides("expert_tensor_parallel_size", self.expert_tensor_size, width, "columns of an expert")
+            if self.recompute_method == "block":
+                yield Problem(key="recompute_method", what="with block megatron-core does not tell layers of experts"
+                              " which tokens are padding", mend="set it to uniform")  # fmt: skip
+            if "mlp" in (self.recompute_modules or ()):
+                yield Problem(key="recompute_modules", what="all feed-forward layers are mixtures of experts",
+                              mend="put moe in the place of mlp")  # fmt: skip
             if tp > 1 and not self.sequence_parallel:
                 yield Problem(key="sequence_parallel", what=f"experts with tensor_model_parallel_size {tp} need it",
                               mend="set it to true")  # fmt: skip
             return
         yield from _divides("tensor_model_parallel_size", tp, width, "columns of the feed-forward layer")
+        if "moe" in (self.recompute_modules or ()):
+            yield Problem(key="recompute_modules", what="the model has no experts", mend="remove moe")
+        for key in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+            if getattr(self, key):
+                yield Problem(key=key, what="the model has no experts", mend=f"remove {key}")
         for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
             if (getattr(self, key) or 1) > 1:
                 yield Problem(key=key, what="the model has no experts", mend=f"remove {key}")

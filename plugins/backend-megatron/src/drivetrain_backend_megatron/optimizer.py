@@ -55,6 +55,7 @@ class Optimizer:
         )  # fmt: skip
         self._pieces = pieces
         self.distributed = distributed
+        self._gathers_late = False  # whether ranks have parameters that others updated since
         self.lr = section.lr
         self._all = get_megatron_optimizer(settings, list(pieces), use_gloo_process_groups=False)
         self.parts = list(getattr(self._all, "chained_optimizers", [self._all]))
@@ -86,6 +87,13 @@ class Optimizer:
             if max_norm is not None and (parameters := part.get_parameters()):
                 clip_grad_by_total_norm_fp32(parameters, max_norm, norm)
         self._all.step_with_ready_grads()
+        self._gathers_late = self._pieces[0].ddp_config.overlap_param_gather
+
+    def gather(self) -> None:
+        """Have the parameters that other ranks updated, where no forward pass has asked for them: a collective call."""
+        for piece in self._pieces if self._gathers_late else ():
+            piece.start_param_sync(force_sync=True)
+        self._gathers_late = False
 
     def begin(self) -> None:
         """Make all gradients zero; they have memory from here."""

@@ -22,6 +22,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
         lengths: of the sequences with their padding, over all ranks of context parallelism.
         order: ``(tokens,)`` the places of the tokens in those of all ranks, one rank after the other.
         positions: ``(tokens,)`` of this rank's tokens in their sequences.
+        padding: ``(1, tokens)`` which of them are padding, or none of a batch's.
         parts: lengths of the parts of sequences that this rank has, one after the other, and of the keys that each
             looks at: those of its sequence until its own end.
         keys: the places of these keys in the tokens of all ranks, one rank after the other.
@@ -30,6 +31,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
     lengths: tuple[int, ...] = ()
     order: Tensor | None = None
     positions: Tensor | None = None
+    padding: Tensor | None = None
     parts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     keys: Tensor | None = None
     _made: dict[Any, Any] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
 
 
 def packed_params(
-    lengths: Sequence[int], device: torch.device, *, cp: int = 1, rank: int = 0, multiple: int = 1
+    lengths: Sequence[int], device: torch.device, *, cp: int = 1, rank: int = 0, multiple: int = 1, filler: bool = False
 ) -> PackedParams:
     """Describe packed sequences.
 
@@ -65,13 +67,17 @@ def packed_params(
         cp: ranks of context parallelism.
         rank: this one of them.
         multiple: ranks that split the tokens of a rank further (sequence parallelism).
+        filler: whether the tokens are none of a batch's.
     """
     unit = 2 * cp if cp > 1 else 1
     padded = [-(-length // unit) * unit for length in lengths]
     while sum(padded) // cp % multiple:
         padded[-1] += unit
     ends = torch.tensor([0, *padded], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    positions = torch.cat([torch.arange(length) for length in padded])[places(padded, cp=cp, rank=rank)]
+    mine = places(padded, cp=cp, rank=rank)
+    positions = torch.cat([torch.arange(length) for length in padded])[mine]
+    ends_of_real = torch.tensor(lengths).repeat_interleave(torch.tensor(padded))[mine]
+    padding = ((positions >= ends_of_real) | filler)[None]
     order = keys = parts = None
     if cp > 1:
         order = torch.empty(sum(padded), dtype=torch.long)
@@ -85,7 +91,8 @@ def packed_params(
         order = order.to(device)
     return PackedParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=max(padded), max_seqlen_kv=max(padded),
-        lengths=tuple(padded), order=order, positions=positions.to(device), parts=parts, keys=keys,
+        lengths=tuple(padded), order=order, positions=positions.to(device), padding=padding.to(device), parts=parts,
+        keys=keys,
     )  # fmt: skip
 
 

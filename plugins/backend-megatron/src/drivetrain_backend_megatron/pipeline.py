@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ def run(
     loss: Callable[[Tensor, PackedParams, int], Tensor],
     *,
     forward_only: bool,
+    fillers: Collection[int] = (),
 ) -> None:
     """Evaluate the model on micro-batches, and unless ``forward_only`` sum the gradients of their losses.
 
@@ -31,6 +32,7 @@ def run(
         loss: called on the last stage with what the model gives, what describes the packing, and the number of the
             micro-batch. The model gives logits ``(1, tokens, vocabulary)``, this rank's share of the tokens (padded)
             and of the vocabulary (padded); or what :func:`head.detach` says. The result is a share of a loss.
+        fillers: numbers of micro-batches that are none of a batch's, with which a rank keeps pace.
     """
     device = next(pieces[0].parameters()).device
     options = get_model_config(pieces[0])
@@ -39,11 +41,12 @@ def run(
 
     def step(batches: Any, model: nn.Module) -> Any:
         number, (tokens, lengths) = next(batches)
-        packed = packed_params(lengths, device, cp=cp, rank=rank, multiple=multiple)
+        packed = packed_params(lengths, device, cp=cp, rank=rank, multiple=multiple, filler=number in fillers)
         ids = torch.cat([nn.functional.pad(sequence, (0, room - len(sequence)))
                          for sequence, room in zip(tokens.split(list(lengths)), packed.lengths)])  # fmt: skip
         ids = ids[places(packed.lengths, cp=cp, rank=rank)][None].to(device)
-        output = model(ids, None, None, packed_seq_params=packed)
+        routed = {} if options.num_moe_experts is None else {"padding_mask": packed.padding}
+        output = model(ids, None, None, packed_seq_params=packed, **routed)
 
         def share(given: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
             return loss(given, packed, number), torch.tensor(0, dtype=torch.int), {}
