@@ -43,7 +43,7 @@ TEST_FILES = {
     ),
     "backend-megatron": (
         "test_megatron_config.py", "test_megatron_cpu.py", "test_megatron_dispatch.py", "test_megatron_weights.py",
-        "test_megatron_one_process.py",
+        "test_megatron_one_process.py", "test_megatron_workers.py",
     ),
     "executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py"),
 }  # fmt: skip

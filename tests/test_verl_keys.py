@@ -27,36 +27,29 @@ SECTIONS = {"actor": "actor_rollout_ref.actor.megatron", "ref": "actor_rollout_r
             "critic": "critic.megatron"}  # fmt: skip
 FSDP_SECTIONS = {"actor": "actor_rollout_ref.actor.fsdp_config", "ref": "actor_rollout_ref.ref.fsdp_config",
                  "critic": "critic.model.fsdp_config"}  # fmt: skip
-OPTIONS = """
-from drivetrain import BackendSpec, PluginConfig, hookimpl
+STAND_IN = """
+from drivetrain import BackendSpec, hookimpl
+from drivetrain_backend_megatron.config import MegatronConfig
 
-class Config(PluginConfig):
-    param_offload: bool = False
-    grad_offload: bool = False
-    optimizer_offload: bool = False
-    tensor_model_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    virtual_pipeline_model_parallel_size: int = 0
-    context_parallel_size: int = 1
-    expert_model_parallel_size: int = 1
-    expert_tensor_parallel_size: int = 0
-    sequence_parallel: bool = False
-    use_distributed_optimizer: bool = True
+class Config(MegatronConfig):
+    def check(self, run, registry):
+        return ()  # the model is too small for such sizes
 
 @hookimpl
 def drivetrain_backends():
     yield BackendSpec(name="stand_in", summary="", factory="none:none", config="stand_in:Config", provides=(
-        "backend.train", "backend.log_probs", "backend.values", "backend.live_module", "backend.weights"))
+        "backend.train", "backend.log_probs", "backend.values", "backend.live_module", "backend.weights",
+        "backend.param_offload", "backend.grad_offload", "backend.optimizer_offload"))
 """
 
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Resolve a run of PPO with a reference, with the backend ``stand_in`` beside what is installed."""
+    """Resolve a run of PPO with a reference, where a backend ``stand_in`` has the options of ``megatron``."""
     _, config = tiny.write_configs(tmp_path)
     info = tmp_path / "site" / "stand_in-1.0.dist-info"
     info.mkdir(parents=True)
-    (tmp_path / "site" / "stand_in.py").write_text(OPTIONS)
+    (tmp_path / "site" / "stand_in.py").write_text(STAND_IN)
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: stand-in\nVersion: 1.0\nRequires-Dist: drivetrain-core\n"
     )
@@ -73,8 +66,20 @@ def test_sections_of_megatron(load: Load, role: str, section: str) -> None:
     words = [f"{section}.{key}={value}" for key, value in MEGATRON.items()]
     resolved = load("actor.backend.name=stand_in", *words)
     backend = getattr(resolved.run, role).backend
-    assert backend.model_dump() == {"name": "stand_in", **MEGATRON}
+    assert {key: getattr(backend, key) for key in MEGATRON} == MEGATRON
     assert {resolved.origin(f"{role}.backend.{key}") for key in MEGATRON} == {"command line"}
+
+
+def test_offload_and_sizes_of_the_backend_itself(load: Load) -> None:
+    """A reference is as parallel as the actor, and offloads what it is told to."""
+    actor, ref = SECTIONS["actor"], SECTIONS["ref"]
+    run = load("algorithm.name=grpo", "hybrid_engine.name=colocated", "actor.backend.name=megatron",
+               f"{actor}.param_offload=True", f"{actor}.grad_offload=True", f"{actor}.optimizer_offload=True",
+               f"{actor}.tensor_model_parallel_size=2", f"{ref}.param_offload=True").run  # fmt: skip
+    chosen = {"param_offload": True, "grad_offload": True, "optimizer_offload": True, "tensor_model_parallel_size": 2}
+    assert run.actor.backend.name == run.ref.backend.name == "megatron"
+    assert {key: getattr(run.actor.backend, key) for key in chosen} == chosen
+    assert run.ref.backend.param_offload is True and run.ref.backend.tensor_model_parallel_size == 2
 
 
 @pytest.mark.parametrize(("role", "section"), FSDP_SECTIONS.items())

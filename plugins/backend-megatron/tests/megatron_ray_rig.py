@@ -46,32 +46,8 @@ def batch_of(rows: int) -> DataProto:
     return DataProto.from_single_dict({"input_ids": ids * mask, "attention_mask": mask})
 
 
-class ActorRollout(MegatronWorker, ActorRolloutRefWorker):
-    """The generic worker, which tells its sizes and places."""
-
-
-class Actor(MegatronWorker):
-    """The policy and its reference, by hand."""
-
-    @register("ONE_TO_ALL")
-    def init_model(self) -> None:
-        """Load both."""
-        self.actor, self.ref = MegatronPPOActor(self), MegatronPPOActor(self, "ref")
-
-    @register("MEGATRON_COMPUTE_PROTO")
-    def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Of the policy."""
-        return self.actor.compute_log_prob(data)
-
-    @register("MEGATRON_COMPUTE_PROTO")
-    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Of the reference."""
-        return self.ref.compute_log_prob(data)
-
-    @register("DP_COMPUTE_METRIC")
-    def update_actor(self, data: DataProto) -> dict[str, Metric]:
-        """Two steps on all rows."""
-        return self.actor.update_policy([data, data])
+class Placed(MegatronWorker):
+    """Says who had which rows."""
 
     @register("MEGATRON_COMPUTE_PROTO")
     def by_dp(self, data: DataProto) -> DataProto:
@@ -93,6 +69,34 @@ class Actor(MegatronWorker):
         columns: Mapping[str, Any] = {"rank": self.rank, "rows": len(data)}
         return DataProto.from_dict({name: torch.full((len(data),), value) for name, value in columns.items()}
                                    | {"row": data["row"]})  # fmt: skip
+
+
+class ActorRollout(Placed, ActorRolloutRefWorker):
+    """The generic worker."""
+
+
+class Actor(Placed):
+    """The policy and its reference, by hand."""
+
+    @register("ONE_TO_ALL")
+    def init_model(self) -> None:
+        """Load both."""
+        self.actor, self.ref = MegatronPPOActor(self), MegatronPPOActor(self, "ref")
+
+    @register("MEGATRON_COMPUTE_PROTO")
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Of the policy."""
+        return self.actor.compute_log_prob(data)
+
+    @register("MEGATRON_COMPUTE_PROTO")
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Of the reference."""
+        return self.ref.compute_log_prob(data)
+
+    @register("DP_COMPUTE_METRIC")
+    def update_actor(self, data: DataProto) -> dict[str, Metric]:
+        """Two steps on all rows."""
+        return self.actor.update_policy([data, data])
 
     @register()
     def begin_again(self, sizes: dict[str, int]) -> None:

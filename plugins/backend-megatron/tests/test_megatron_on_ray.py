@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,11 +52,11 @@ def rewarded(batch: DataProto) -> DataProto:
     return batch.with_columns(token_level_scores=scores)
 
 
-def test_a_step_of_ppo_over_two_tensor_ranks(crew: Crew, folder: Path) -> None:
+def test_a_step_of_ppo_over_two_tensor_ranks_and_two_copies(crew: Crew, folder: Path) -> None:
     sizes = {TP: 2, "sequence_parallel": True}
     words = [f"actor_rollout_ref.actor.megatron.{key}={value}" for key, value in sizes.items()]
     config = config_of(folder, *words, *OFFLOADED)
-    pool = RayResourcePool(process_on_nodes=[2], use_gpu=False, max_colocate_count=1)
+    pool = RayResourcePool(process_on_nodes=[4], use_gpu=False, max_colocate_count=1)
     class_dict = {
         "actor_rollout": RayClassWithInitArgs(cls=ActorRollout, config=config, role="actor_rollout_ref"),
         "critic": RayClassWithInitArgs(cls=CriticWorker, config=config),
@@ -66,7 +66,7 @@ def test_a_step_of_ppo_over_two_tensor_ranks(crew: Crew, folder: Path) -> None:
         default_megatron_kwargs=sizes, crew=crew,
     ).spawn(prefix_set=class_dict.keys())  # fmt: skip
     actor, critic = wg["actor_rollout"], wg["critic"]
-    info = MegatronGlobalInfo(tp_size=2, pp_size=1, dp_size=1, cp_size=1, ep_size=1)
+    info = MegatronGlobalInfo(tp_size=2, pp_size=1, dp_size=2, cp_size=1, ep_size=1)
     assert actor.get_megatron_global_info() == info, "before there is a model"
     critic.init_model()
     actor.init_model()
@@ -85,21 +85,24 @@ def test_a_step_of_ppo_over_two_tensor_ranks(crew: Crew, folder: Path) -> None:
     after = actor.compute_log_prob(batch)["old_log_probs"]
     assert not torch.allclose(after[mask], batch["old_log_probs"][mask], atol=1e-3)
     assert torch.equal(actor.compute_ref_log_prob(batch)["ref_log_probs"], batch["ref_log_probs"])
-    assert critic.get_megatron_global_info().dp_size == 2
-    assert [actor.get_megatron_rank_info(rank=rank).tp_rank for rank in range(2)] == [0, 1]
+    assert critic.get_megatron_global_info().dp_size == 4
     assert {f"memory/{phase}_peak_bytes" for phase in ("update", "ref_log_probs")} <= actor.take_memory()[0].keys()
+    assert actor.get_megatron_rank_info(rank=3) == MegatronRankInfo(
+        tp_rank=1, pp_rank=0, dp_rank=1, cp_rank=0, ep_rank=0
+    )
+    for call in (actor.by_dp, actor.by_dp_and_pp):
+        assert had(call, 7) == {0: 4, 2: 4}, "the first tensor rank of each copy"
 
 
-def test_a_worker_of_ones_own_over_two_stages_and_two_copies(crew: Crew, folder: Path) -> None:
-    """What a program gives over four processes, it gives in one."""
-    rows = 7
+def test_a_worker_of_ones_own_over_two_stages(crew: Crew, folder: Path) -> None:
+    """What a program gives over two processes, it gives in one."""
     alone = Actor(config_of(folder), "actor_ref")
     alone.init_model()
-    batch = rewarded(sampled(folder, rows))
+    batch = rewarded(sampled(folder, 7))
     expected = batch.union(alone.compute_log_prob(batch)).union(alone.compute_ref_log_prob(batch))
     expected = compute_advantage(expected.with_columns(values=torch.zeros(batch["responses"].shape)))
     with pytest.raises(UserError, match="only pad the batch"):
-        alone.update_actor(expected.with_columns(is_padding=torch.arange(rows) == 0))
+        alone.update_actor(expected.with_columns(is_padding=torch.arange(7) == 0))
     with pytest.raises(UserError, match="a reference does not learn"):
         alone.ref.update_policy(expected)
     losses = to_floats(alone.update_actor(expected))
@@ -107,15 +110,11 @@ def test_a_worker_of_ones_own_over_two_stages_and_two_copies(crew: Crew, folder:
     alone.close()
     assert not dist.is_initialized()
 
-    config = config_of(folder, f"actor.backend.{PP}=2")
-    made = RayClassWithInitArgs(cls=Actor, config=config, role="actor_ref")
-    pool = RayResourcePool([4], use_gpu=False)
-    wg = MegatronRayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, crew=crew)
-    assert wg.get_megatron_global_info().dp_size == 4
+    made = RayClassWithInitArgs(cls=Actor, config=config_of(folder, f"actor.backend.{PP}=2"), role="actor_ref")
+    wg = MegatronRayWorkerGroup(RayResourcePool([2], use_gpu=False), made, crew=crew)
+    assert wg.get_megatron_global_info().dp_size == 2, "each rank by itself, until there is a model"
     wg.init_model()
-    assert wg.get_megatron_global_info() == MegatronGlobalInfo(tp_size=1, pp_size=2, dp_size=2, cp_size=1, ep_size=1)
-    assert wg.get_megatron_rank_info(1) == MegatronRankInfo(tp_rank=0, pp_rank=0, dp_rank=1, cp_rank=0, ep_rank=0)
-    assert [wg.get_megatron_rank_info(rank).pp_rank for rank in range(4)] == [0, 0, 1, 1]
+    assert wg.get_megatron_global_info() == MegatronGlobalInfo(tp_size=1, pp_size=2, dp_size=1, cp_size=1, ep_size=1)
     for found in (wg.compute_log_prob(batch), wg.compute_ref_log_prob(batch)):
         for name, column in found.batch.items():
             assert torch.allclose(column, expected[name], atol=1e-5), name
@@ -125,17 +124,21 @@ def test_a_worker_of_ones_own_over_two_stages_and_two_copies(crew: Crew, folder:
     assert torch.allclose(found["old_log_probs"], moved["old_log_probs"], atol=1e-4)
     assert not torch.allclose(found["old_log_probs"], expected["old_log_probs"], atol=1e-2)
 
-    numbered = batch.with_columns(row=torch.arange(rows))
-    whole, parts = wg.by_dp(numbered), wg.by_dp_and_pp(numbered)
-    assert whole["row"].tolist() == parts["row"].tolist() == list(range(rows))
-    assert set(whole["rank"].tolist()) == {2, 3} and set(whole["rows"].tolist()) == {4}
-    assert set(parts["rank"].tolist()) == {0, 1, 2, 3} and set(parts["rows"].tolist()) == {2}
-    assert wg.stages() == [0, 2]
+    assert had(wg.by_dp, 7) == {1: 7}, "all rows to both, and the result of the last stage"
+    assert had(wg.by_dp_and_pp, 7) == {0: 4, 1: 4}, "half of the rows to each, one of them twice"
+    assert wg.stages() == [0, 1]
     wg.begin_again({TP: 2})
-    assert wg.get_megatron_global_info() == MegatronGlobalInfo(tp_size=2, pp_size=1, dp_size=2, cp_size=1, ep_size=1)
-    for call in (wg.by_dp, wg.by_dp_and_pp):
-        assert set(call(numbered)["rank"].tolist()) == {0, 2}, "the first tensor rank of each copy"
+    assert wg.get_megatron_global_info() == MegatronGlobalInfo(tp_size=2, pp_size=1, dp_size=1, cp_size=1, ep_size=1)
+    assert [wg.get_megatron_rank_info(rank).tp_rank for rank in range(2)] == [0, 1]
+    assert had(wg.by_dp, 7) == had(wg.by_dp_and_pp, 7) == {0: 7}
     assert wg.stages() == [0]
+
+
+def had(call: Callable[[DataProto], DataProto], rows: int) -> dict[int, int]:
+    """The ranks whose results came back, and how many rows each was given; all rows are there, and in order."""
+    found = call(DataProto.from_dict({"row": torch.arange(rows)}))
+    assert found["row"].tolist() == list(range(rows))
+    return dict(zip(found["rank"].tolist(), found["rows"].tolist()))
 
 
 def sampled(folder: Path, rows: int) -> DataProto:

@@ -53,8 +53,8 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
              parallel_state.get_expert_tensor_parallel_world_size())  # fmt: skip
     if found != wanted:
         raise RunError(
-            "another model of this process has other sizes (tensor, pipeline, virtual pipeline, context, expert, expert"
-            f" tensor): {found}; this one asks for {wanted}",
+            "this process has other sizes (tensor, pipeline, virtual pipeline, context, expert, expert tensor):"
+            f" {found}, for another model or by init_megatron; this one asks for {wanted}",
             where="backend megatron", mend="give models of one pool the same sizes, or pools of their own",
         )  # fmt: skip
     _users += 1

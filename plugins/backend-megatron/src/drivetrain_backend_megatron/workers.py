@@ -142,7 +142,8 @@ class MegatronPPOActor:
     def update_policy(
         self, mini_batches: DataProto | Iterable[DataProto], *, lr_factor: float = 1.0
     ) -> dict[str, Metric]:
-        """One optimizer step on each mini-batch, of which this rank has its rows; a collective call.
+        """One optimizer step on each mini-batch, of which this rank has its rows: a collective call, in which all ranks
+        give equally many.
 
         Register a method that calls this with ``dp_compute_metric``, which pads no rows and merges metrics.
 
