@@ -77,7 +77,9 @@ def load(
             for key in stored:
                 if key.startswith(f"{name}."):
                     value = file.get_tensor(key)
-                    moments[key.removeprefix(f"{name}.")] = value.to(parameter.device) if value.dim() else value
+                    if value.dim():  # memory of its own: on a CPU it is the mapped file, which cannot be freed
+                        value = value.to(parameter.device, copy=True)
+                    moments[key.removeprefix(f"{name}.")] = value
         hardware.set_rng_state({name[4:]: file.get_tensor(name) for name in stored if name.startswith("rng.")})
 
 
