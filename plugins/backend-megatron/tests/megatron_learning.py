@@ -287,6 +287,7 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
 
     made = backend(model, rank=rank, world_size=world_size, **options)
     made.load(checkpoint)
+    survived = survived and survive(made, MOVES[-1])
     update(made, STEPS - 1)
     resumed = all(tensor.equal(last[name]) for name, tensor in whole_weights(made).items())
     made.close()
