@@ -72,6 +72,7 @@ class MegatronBackend(TrainingBackend):
         self.vocab_size = shape.vocab
         self.version = 0
         self.skipped = 0  # updates in a row
+        self._copies = copies.Copies()
         with self._engine():
             parallel.initialize(config, communication_backend=context.hardware.communication_backend,
                                 seed=context.seed)  # fmt: skip
@@ -103,7 +104,6 @@ class MegatronBackend(TrainingBackend):
         chosen = {"parameters": config.param_offload, "optimizer": config.optimizer_offload}
         self.offloads = frozenset(part for part, moves in chosen.items() if moves)
         self._shelves = Shelves("megatron", context, offload.PARTS, self._part)
-        self._copies = copies.Copies()
 
     @property
     def layout(self) -> RankLayout:
