@@ -71,15 +71,16 @@ def test_sections_of_megatron(load: Load, role: str, section: str) -> None:
 
 
 def test_offload_and_sizes_of_the_backend_itself(load: Load) -> None:
-    """A reference is as parallel as the actor, and offloads what it is told to."""
-    actor, ref = SECTIONS["actor"], SECTIONS["ref"]
-    run = load("algorithm.name=grpo", "hybrid_engine.name=colocated", "actor.backend.name=megatron",
-               f"{actor}.param_offload=True", f"{actor}.grad_offload=True", f"{actor}.optimizer_offload=True",
-               f"{actor}.tensor_model_parallel_size=2", f"{ref}.param_offload=True").run  # fmt: skip
-    chosen = {"param_offload": True, "grad_offload": True, "optimizer_offload": True, "tensor_model_parallel_size": 2}
-    assert run.actor.backend.name == run.ref.backend.name == "megatron"
-    assert {key: getattr(run.actor.backend, key) for key in chosen} == chosen
-    assert run.ref.backend.param_offload is True and run.ref.backend.tensor_model_parallel_size == 2
+    """A reference and a critic are as parallel as the actor, and offload what they are told to."""
+    chosen = {"param_offload": True, "grad_offload": True, "optimizer_offload": True}
+    actor, ref, critic = SECTIONS["actor"], SECTIONS["ref"], SECTIONS["critic"]
+    run = load("hybrid_engine.name=colocated", "actor.backend.name=megatron", f"{actor}.tensor_model_parallel_size=2",
+               *(f"{section}.{key}=True" for section in (actor, critic) for key in chosen),
+               f"{ref}.param_offload=True").run  # fmt: skip
+    for role, keys in (("actor", chosen), ("critic", chosen), ("ref", {"param_offload": True})):
+        backend = getattr(run, role).backend
+        assert backend.name == "megatron" and backend.tensor_model_parallel_size == 2
+        assert {key: getattr(backend, key) for key in keys} == keys
 
 
 @pytest.mark.parametrize(("role", "section"), FSDP_SECTIONS.items())

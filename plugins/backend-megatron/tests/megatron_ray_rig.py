@@ -9,13 +9,14 @@ from typing import Any
 import megatron_rig as rig
 import torch
 
-from drivetrain import ActorRolloutRefWorker, DataProto, RunConfig, get_registry, load_config, register
+from drivetrain import ActorRolloutRefWorker, CriticWorker, DataProto, RunConfig, get_registry, load_config, register
 from drivetrain.metrics import Metric
 from drivetrain_backend_megatron import MegatronPPOActor, MegatronWorker
 
-ACTOR, REF = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.ref.megatron"
-OFFLOADED = (f"{ACTOR}.param_offload=True", f"{ACTOR}.grad_offload=True", f"{ACTOR}.optimizer_offload=True",
-             f"{REF}.param_offload=True")  # fmt: skip
+SECTIONS = {"actor": "actor_rollout_ref.actor.megatron", "ref": "actor_rollout_ref.ref.megatron",
+            "critic": "critic.megatron"}  # fmt: skip
+OFFLOADED = [f"{SECTIONS[role]}.{part}_offload=True" for role in ("actor", "critic")
+             for part in ("param", "grad", "optimizer")] + [f"{SECTIONS['ref']}.param_offload=True"]  # fmt: skip
 
 
 def write_run(folder: Path) -> None:
@@ -25,11 +26,10 @@ def write_run(folder: Path) -> None:
 
 
 def config_of(folder: Path, *words: str) -> RunConfig:
-    """PPO with a reference, as the command line resolves it."""
+    """PPO with a reference and a critic, as the command line resolves it."""
     base = [
         f"model.path={folder / 'model'}", "algorithm={name: ppo, kl_coef: 0.1, entropy_coef: 0.01}",
         "actor.backend.name=megatron", "actor.optimizer={name: adamw, lr: 1.0e-2, eps: 1.0e-3}",
-        "critic={backend: {name: fsdp}, optimizer: {name: adamw, lr: 1.0e-2}}",
         "rollout={name: hf, max_response_tokens: 4, temperature: 0.8}",
         "hybrid_engine.name=colocated", f"data.train={{name: jsonl, path: {folder}/prompts.jsonl}}",
         "data.batch_prompts=1", "rewards=[{name: exact_match}]", "hardware.name=cpu",
@@ -72,6 +72,10 @@ class Placed(MegatronWorker):
 
 
 class ActorRollout(Placed, ActorRolloutRefWorker):
+    """The generic worker."""
+
+
+class Critic(MegatronWorker, CriticWorker):
     """The generic worker."""
 
 

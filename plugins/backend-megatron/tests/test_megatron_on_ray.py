@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from megatron_ray_rig import OFFLOADED, Actor, ActorRollout, batch_of, config_of, write_run
+from megatron_ray_rig import OFFLOADED, SECTIONS, Actor, ActorRollout, Critic, batch_of, config_of, write_run
 
-from drivetrain import ActorRolloutRefWorker, CriticWorker, DataProto, UserError, compute_advantage
+from drivetrain import ActorRolloutRefWorker, DataProto, UserError, compute_advantage
 from drivetrain.metrics import to_floats
 from drivetrain_backend_megatron import MegatronGlobalInfo, MegatronRankInfo, MegatronRayWorkerGroup
 from drivetrain_executor_ray import (
@@ -54,12 +54,12 @@ def rewarded(batch: DataProto) -> DataProto:
 
 def test_a_step_of_ppo_over_two_tensor_ranks_and_two_copies(crew: Crew, folder: Path) -> None:
     sizes = {TP: 2, "sequence_parallel": True}
-    words = [f"actor_rollout_ref.actor.megatron.{key}={value}" for key, value in sizes.items()]
+    words = [f"{SECTIONS['actor']}.{key}={value}" for key, value in sizes.items()]
     config = config_of(folder, *words, *OFFLOADED)
     pool = RayResourcePool(process_on_nodes=[4], use_gpu=False, max_colocate_count=1)
     class_dict = {
         "actor_rollout": RayClassWithInitArgs(cls=ActorRollout, config=config, role="actor_rollout_ref"),
-        "critic": RayClassWithInitArgs(cls=CriticWorker, config=config),
+        "critic": RayClassWithInitArgs(cls=Critic, config=config),
     }
     wg = MegatronRayWorkerGroup(
         resource_pool=pool, ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
@@ -85,8 +85,10 @@ def test_a_step_of_ppo_over_two_tensor_ranks_and_two_copies(crew: Crew, folder: 
     after = actor.compute_log_prob(batch)["old_log_probs"]
     assert not torch.allclose(after[mask], batch["old_log_probs"][mask], atol=1e-3)
     assert torch.equal(actor.compute_ref_log_prob(batch)["ref_log_probs"], batch["ref_log_probs"])
-    assert critic.get_megatron_global_info().dp_size == 4
-    assert {f"memory/{phase}_peak_bytes" for phase in ("update", "ref_log_probs")} <= actor.take_memory()[0].keys()
+    assert torch.equal(critic.compute_values(batch)["values"], critic.compute_values(batch)["values"])
+    assert actor.get_megatron_global_info() == critic.get_megatron_global_info() == info
+    for group, phases in (actor, ("update", "ref_log_probs")), (critic, ("update_critic", "values")):
+        assert {f"memory/{phase}_peak_bytes" for phase in phases} <= group.take_memory()[0].keys()
     assert actor.get_megatron_rank_info(rank=3) == MegatronRankInfo(
         tp_rank=1, pp_rank=0, dp_rank=1, cp_rank=0, ep_rank=0
     )
