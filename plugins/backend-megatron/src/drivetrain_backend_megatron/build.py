@@ -166,8 +166,9 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = partial(CoreAttention, frequencies=frequencies.to(device))
     if shape.experts:
-        mixture = layer.submodules.mlp
-        mixture.submodules.router = Router
+        mixture = layer.submodules.mlp  # of older releases a spec, of newer ones a function
+        parts_of = mixture.keywords["submodules"] if isinstance(mixture, partial) else mixture.submodules
+        parts_of.router = Router
     if options.qk_layernorm and local:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     pieces = []
