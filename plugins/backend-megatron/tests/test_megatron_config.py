@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from typing import Any
@@ -86,6 +87,12 @@ def test_what_does_not_fit_is_refused(sizes: dict[str, Any], model: dict[str, An
 def test_what_fits_is_not(sizes: dict[str, Any], model: dict[str, Any]) -> None:
     config = MegatronConfig(**sizes)
     assert not [*config.problems(), *config.model_problems(model)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is not None, reason="it is there")
+def test_transformer_engine_has_to_be_there() -> None:
+    (problem,) = MegatronConfig(transformer_impl="transformer_engine").problems()
+    assert problem.key == "transformer_impl" and "not installed here" in problem.what and "local" in problem.mend
 
 
 @pytest.mark.parametrize(

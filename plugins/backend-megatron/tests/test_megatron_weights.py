@@ -78,6 +78,21 @@ def test_buckets_are_bounded(tmp_path: Path) -> None:
     assert sum(count for count, _ in sizes) == sum(len(parameter.tensors) for parameter in made.table.values())
 
 
+def test_norms_within_linear_layers_have_the_names_of_others(tmp_path: Path) -> None:
+    """As layers of TransformerEngine have them: what is read and what leaves is the same."""
+    folder = rig.write_model("qwen2", tmp_path, num_hidden_layers=1)
+    made = rig.make(folder, MegatronConfig())
+    plain = weights.held(made.pieces)
+    for layer in made.pieces[0].decoder.layers:
+        for norm, linear in ((layer.input_layernorm, layer.self_attention.linear_qkv),
+                             (layer.pre_mlp_layernorm, layer.mlp.linear_fc1)):  # fmt: skip
+            linear.layer_norm_weight = norm.weight
+            del norm.weight
+    fused = weights.held(made.pieces)
+    assert fused.keys() == plain.keys() and all(fused[name] is plain[name] for name in plain)
+    assert rig.same_weights(folder, made)
+
+
 def test_rotary_embeddings_of_an_unknown_type_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     folder = rig.write_model("llama", tmp_path, rope_parameters=rope)

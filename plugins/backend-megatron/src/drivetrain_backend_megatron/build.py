@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -155,17 +158,20 @@ def build(options: Options, shape: Shape, hf_config: PreTrainedConfig, device: t
         drivetrain.UserError: for rotary frequencies that are not supported.
     """
     frequencies = _frequencies(hf_config)
-    layer = get_gpt_layer_local_spec(
-        num_experts=shape.experts or None, moe_grouped_gemm=False, qk_layernorm=options.qk_layernorm,
-        normalization="RMSNorm",
-    )  # fmt: skip
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    parts = {"num_experts": shape.experts or None, "moe_grouped_gemm": False, "qk_layernorm": options.qk_layernorm}
+    local = options.transformer_impl == "local"
+    if local:
+        layer = get_gpt_layer_local_spec(**parts, normalization="RMSNorm")
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    else:
+        layer = get_gpt_layer_with_transformer_engine_spec(**parts)
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = partial(CoreAttention, frequencies=frequencies.to(device))
     if shape.experts:
-        mixture = layer.submodules.mlp
-        mixture.submodules.router = Router
-    if options.qk_layernorm:
+        mixture = layer.submodules.mlp  # of older releases a spec, of newer ones a function
+        parts_of = mixture.keywords["submodules"] if isinstance(mixture, partial) else mixture.submodules
+        parts_of.router = Router
+    if options.qk_layernorm and local:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     pieces = []
     for stage in range(options.virtual_pipeline_model_parallel_size or 1):

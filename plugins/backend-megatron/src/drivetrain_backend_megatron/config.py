@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -50,8 +51,10 @@ class MegatronConfig(PluginConfig):
         description="Split tokens over the ranks of tensor parallelism where they compute the same, in norms and"
         " residuals. Experts with tensor parallelism need it.",
     )
-    transformer_impl: Literal["local"] = Field(
-        "local", description="Whose layers the model is made of: megatron-core's own, with PyTorch's attention."
+    transformer_impl: Literal["local", "transformer_engine"] = Field(
+        "local",
+        description="Whose linear layers and norms the model is made of: megatron-core's own, or those of the package"
+        " transformer-engine. Attention is that of the option attention.",
     )
     attention: Literal["sdpa", "flex", "varlen", "flash_attention_2"] | None = Field(
         None,
@@ -207,6 +210,9 @@ class MegatronConfig(PluginConfig):
             yield Problem(key="virtual_pipeline_model_parallel_size", what=what,
                           mend="remove it, or use at least 2 stages")  # fmt: skip
         yield from self._recompute_problems()
+        if self.transformer_impl == "transformer_engine" and importlib.util.find_spec("transformer_engine") is None:
+            yield Problem(key="transformer_impl", what="transformer_engine needs the package transformer-engine, not"
+                          " installed here", mend="set it to local, or install transformer-engine")  # fmt: skip
         if (self.moe_router_load_balancing_type == "aux_loss") != (self.moe_aux_loss_coeff > 0):
             yield Problem(key="moe_aux_loss_coeff", what=f"it is {self.moe_aux_loss_coeff:g} with"
                           f" moe_router_load_balancing_type {self.moe_router_load_balancing_type}",

@@ -124,6 +124,12 @@ class Family:
     must_be: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
+FUSED = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+"""Norms that TransformerEngine has within the linear layers behind them, and the names of these norms elsewhere."""
+
 _PLAIN = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "attention_dropout": (0, 0.0)}
 LLAMA = Family(must_be={**_PLAIN, "pretraining_tp": (1,)})
 QWEN2 = Family(qkv_bias=True, must_be={**_PLAIN, "use_sliding_window": (False,)})

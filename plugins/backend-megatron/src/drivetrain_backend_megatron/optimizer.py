@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from megatron.core import optimizer as megatron_optimizer
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -15,6 +16,10 @@ from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch import Tensor
 
 from drivetrain_backend_megatron import gradients
+
+megatron_optimizer.USING_PYTORCH_OPTIMIZER = (
+    True  # one Adam everywhere, whether Apex or TransformerEngine is there or not
+)
 
 
 class Share(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
-from drivetrain_backend_megatron.families import Parameter, Slice
+from drivetrain_backend_megatron.families import FUSED, Parameter, Slice
 
 
 def held(pieces: Sequence[GPTModel]) -> dict[str, Tensor]:
@@ -27,6 +27,7 @@ def held(pieces: Sequence[GPTModel]) -> dict[str, Tensor]:
             words = name.split(".")
             if name.startswith("decoder.layers."):
                 words[2] = str(piece.decoder.layers[int(words[2])].layer_number - 1)
+                words[3:] = FUSED.get(".".join(words[3:]), ".".join(words[3:])).split(".")
             if "local_experts" in words:
                 place = words.index("local_experts") + 1
                 local = len(piece.get_submodule(".".join(name.split(".")[:place])))
