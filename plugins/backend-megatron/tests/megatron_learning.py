@@ -95,12 +95,8 @@ def mini_batch(step: int) -> tuple[DataProto, Counts]:
 
 def mine(data: DataProto, dp: int, size: int) -> DataProto:
     """The rows of a data parallel rank, of which the first has most."""
-    return data[share(dp, size)]
-
-
-def share(dp: int, size: int) -> slice:
-    """Which rows these are."""
-    return slice(0, ROWS) if size == 1 else slice(0, 8) if dp == 0 else slice(8, ROWS)
+    first = 8 if "loss_group" in data else 9  # no pair is separated
+    return data if size == 1 else data[:first] if dp == 0 else data[first:]
 
 
 class Expected(NamedTuple):
@@ -110,7 +106,12 @@ class Expected(NamedTuple):
     entropy: Tensor
     losses: list[float]
     norms: list[float]
-    weights: list[dict[str, Tensor]]  # after each step, under the names of a folder
+    after: list[dict[str, Tensor]]  # weights after each step, under the names of a folder
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """After all steps."""
+        return self.after[-1]
 
 
 def expected(
@@ -131,7 +132,7 @@ def expected(
          for matrices in (True, False)],
         lr=1e-2, betas=(0.8, 0.9), eps=1e-3,
     )  # fmt: skip
-    losses, norms, weights, first = [], [], [], None
+    losses, norms, after, first = [], [], [], None
     for step in range(STEPS):
         data, counts = mini_batch(step)
         asked = {"output_router_logits": True} if aux or z else {}
@@ -157,9 +158,9 @@ def expected(
             group["lr"] = 1e-2 * FACTORS[step]
         optimizer.step()
         named = rig._on_disk(dict(model.named_parameters()))
-        weights.append({name: tensor.detach().clone() for name, tensor in named.items()})
+        after.append({name: tensor.detach().clone() for name, tensor in named.items()})
     assert first is not None and max(norms) > MAX_NORM and min(norms) > 0.1
-    return Expected(*first, losses, norms, weights)
+    return Expected(*first, losses, norms, after)
 
 
 def read(data: DataProto) -> Tokens:
@@ -247,11 +248,11 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
     made = backend(model, rank=rank, world_size=world_size, **options)
     data, where = batch(), made.layout
     own = mine(data, where.dp, where.dp_size)
-    rows = share(where.dp, where.dp_size)
+    rows = slice(0, 12) if where.dp_size == 1 else slice(0, 9) if where.dp == 0 else slice(9, 12)
     found = made.forward(own, ("log_probs", "entropy"), temperature=TEMPERATURE)
     outputs = max(float((found[name] - getattr(wanted, name)[rows]).abs().max()) for name in found)
     if where.dp_size > 1:  # one of them without any row
-        few = made.forward(own[: 8 * (where.dp == 0)], ("log_probs",), temperature=TEMPERATURE)["log_probs"]
+        few = made.forward(own[: 9 * (where.dp == 0)], ("log_probs",), temperature=TEMPERATURE)["log_probs"]
         outputs = max(outputs, float((few - wanted.log_probs[: len(few)]).abs().max()) if len(few) else 0.0)
     steps, after, ran, filled, survived = [], [], [], [], True
     checkpoint = aside / "checkpoint"
@@ -266,8 +267,8 @@ def compare(model: Path, aside: Path, wanted: Expected, *, rank: int, world_size
         survived = all([survived, *(survive(made, moved) for moved in MOVES)])
         if step == STEPS - 2:
             made.save(checkpoint)
-    assert after[0].keys() == wanted.weights[0].keys() or "lm_head.weight" not in after[0]
-    weights = max(float((tensor - wanted.weights[step][name]).abs().max())
+    assert after[0].keys() == wanted.weights.keys() or "lm_head.weight" not in after[0]
+    weights = max(float((tensor - wanted.after[step][name]).abs().max())
                   for step, found in enumerate(after) for name, tensor in found.items())  # fmt: skip
     last = after[-1]
 
