@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -115,13 +115,14 @@ class Expected(NamedTuple):
 
 
 def expected(
-    folder: Path, *, aux: float = 0.0, z: float = 0.0, parts: Sequence[Sequence[int]] = (range(ROWS),)
-) -> Expected:
+    folder: Path, *, aux: float = 0.0, z: float = 0.0,
+    parts: Callable[[int], Sequence[Sequence[int]]] = lambda step: (range(ROWS),),
+) -> Expected:  # fmt: skip
     """Steps of AdamW on padded rows in float32.
 
     Args:
         aux, z: coefficients of the losses of a mixture's routers.
-        parts: the rows of each micro-batch, of which the routers' choices are balanced.
+        parts: the rows of each micro-batch of a step, of which the routers' choices are balanced.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     data = batch()
@@ -151,7 +152,7 @@ def expected(
             for term in OBJECTIVES[step]
         )  # fmt: skip
         optimizer.zero_grad()
-        (loss + _of_routers(routers, data, parts, aux, z)).backward()
+        (loss + _of_routers(routers, data, parts(step), aux, z)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         losses.append(float(loss.detach()))
         for group in optimizer.param_groups:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from drivetrain.numerics import Counts
+from drivetrain.protocol import units
 from drivetrain_backend_common.rows import micro_batches
 from drivetrain_backend_megatron import parallel
 
@@ -42,18 +44,30 @@ def groups_go() -> Iterator[None]:
         parallel.release()
 
 
+def parts(name: str, step: int) -> Sequence[Sequence[int]]:
+    """The rows of each micro-batch: all, those of two ranks, or as many as the budget of tokens allows."""
+    pairs = step == learning.STEPS - 1
+    if name == "whole":
+        return [range(learning.ROWS)]
+    if name == "halves":
+        first = 8 if pairs else 9
+        return [range(first), range(first, learning.ROWS)]
+    lengths = learning.read(learning.batch()).lengths
+    rows = units(learning.ROWS, [learning.PAIRS.tolist()] if pairs else [])
+    found = micro_batches(lengths, rows, learning.BUDGET)
+    assert len(found) > 3
+    return found
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One mixture under the names of its micro-batches: all rows, those of two ranks, or as many as 30 tokens allow."""
+    """One mixture under the names of its micro-batches."""
     folder = tmp_path_factory.mktemp("models")
-    lengths = learning.read(learning.batch()).lengths
-    parts = {"whole": [list(range(learning.ROWS))], "halves": [list(range(9)), list(range(9, learning.ROWS))],
-             "many": micro_batches(lengths, [[row] for row in range(learning.ROWS)], 30)}  # fmt: skip
-    assert len(parts["many"]) > 3
-    for name, rows in parts.items():
+    for name in ("whole", "halves", "many"):
         rig.write_model("mixtral", folder / name, num_hidden_layers=2)
         rig.write_tokenizer(folder / name)
-        torch.save(tuple(learning.expected(folder / name, aux=AUX, z=Z, parts=rows)), folder / f"{name}.pt")
+        wanted = learning.expected(folder / name, aux=AUX, z=Z, parts=partial(parts, name))
+        torch.save(tuple(wanted), folder / f"{name}.pt")
     return folder
 
 
