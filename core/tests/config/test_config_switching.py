@@ -146,6 +146,16 @@ def test_a_reference_in_a_pool_of_its_own_is_a_model_of_its_own(load: Load) -> N
         assert run.model_copy(update={"placement": placement}).actor_is_reference == together
 
 
+def test_the_processes_of_a_role_are_those_of_its_pool_or_the_executors(load: Load) -> None:
+    run = load().run
+    assert run.processes_of("actor") is None, "one process, whatever the program around it makes of it"
+    many = run.executor.model_copy(update={"processes": 4})
+    assert run.model_copy(update={"executor": many}).processes_of("critic") == 4
+    placement = PlacementConfig(pools={"one": (2, 2), "two": (1,)}, roles={"actor": "one", "critic": "two"})
+    placed = run.model_copy(update={"placement": placement})
+    assert [placed.processes_of(role) for role in ("actor", "ref", "critic")] == [4, 4, 1]
+
+
 def test_settings_may_provide_what_others_require(load: Load, refused: Refused) -> None:
     needs = ("algorithm.name=imitate", "algorithm.needs_reference=true")
     assert "needs backend.reference" in refused(*needs)[0]

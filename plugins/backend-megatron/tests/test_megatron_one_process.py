@@ -196,6 +196,7 @@ def test_settings_that_do_not_go_together_are_refused(
         actor=SimpleNamespace(backend=PluginConfig(name="other") if critic else section, optimizer=Fused(**optimizer)),
         model=ModelConfig(path=folder, dtype=dtype), ref=None, reward_model=None,
         critic=SimpleNamespace(backend=section, optimizer=Fused(**optimizer), model=None) if critic else None,
+        processes_of={}.get,
     )  # fmt: skip
     found = list(section.check(run, get_registry()))
     assert [says in problem.what and bool(problem.mend) for problem in found] == [True] * bool(says)
@@ -206,10 +207,20 @@ def test_a_reward_model_of_another_family_is_refused_by_its_folder(folder: Path,
     section = MegatronConfig()
     run: Any = SimpleNamespace(
         actor=SimpleNamespace(backend=section, optimizer=Fused()), model=ModelConfig(path=folder), critic=None,
-        ref=None, reward_model=SimpleNamespace(backend=section, model=ModelConfig(path=tmp_path)),
+        ref=None, reward_model=SimpleNamespace(backend=section, model=ModelConfig(path=tmp_path)), processes_of={}.get,
     )  # fmt: skip
     (problem,) = section.check(run, get_registry())
     assert problem.what == f"{tmp_path}: backend megatron does not know models of type 'bert'"
+
+
+def test_processes_that_the_sizes_do_not_divide_are_refused(folder: Path) -> None:
+    section = MegatronConfig(tensor_model_parallel_size=2)
+    run: Any = SimpleNamespace(
+        actor=SimpleNamespace(backend=section, optimizer=Fused()), model=ModelConfig(path=folder), critic=None,
+        ref=SimpleNamespace(backend=section, model=None), reward_model=None, processes_of={"actor": 3, "ref": 2}.get,
+    )  # fmt: skip
+    (problem,) = section.check(run, get_registry())
+    assert problem.what.startswith("role actor: 3 processes are not a multiple of tensor 2")
 
 
 class Fused(learning.Adam):

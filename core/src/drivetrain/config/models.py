@@ -305,6 +305,12 @@ class RunConfig(Section):
     trainer: TrainerConfig
     profiler: ProfilerConfig | None = None
 
+    def processes_of(self, role: str) -> int | None:
+        """How many processes the config gives a role: those of its pool, or the executor's; None if it does not say."""
+        if self.placement is not None:
+            return sum(self.placement.pools[self.placement.pool_of(role)])
+        return getattr(self.executor, "processes", None)
+
     @property
     def actor_is_reference(self) -> bool:
         """Whether the actor's backend computes the reference as well, so that no second model is loaded for it."""

@@ -181,6 +181,11 @@ class MegatronConfig(PluginConfig):
         roles = {"actor": run.actor, "critic": run.critic, "ref": run.ref, "reward_model": run.reward_model}
         mine = {role: part for role, part in roles.items() if part is not None and part.backend == self}
         models = {role: getattr(part, "model", None) or run.model for role, part in mine.items()}
+        for role in mine:
+            processes = run.processes_of(role.removesuffix("_model"))
+            if processes and (problem := self.sizes_problem(processes)):
+                yield Problem(key="name", what=f"role {role.removesuffix('_model')}: {problem}",
+                              mend="let the sizes multiply to a divisor of the processes")  # fmt: skip
         optimizers: list[Any] = []  # those that were looked at: a critic may have the actor's
         for role in ("actor", "critic"):
             optimizer = getattr(mine.get(role), "optimizer", None)

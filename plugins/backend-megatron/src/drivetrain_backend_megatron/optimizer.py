@@ -17,9 +17,8 @@ from torch import Tensor
 
 from drivetrain_backend_megatron import gradients
 
-megatron_optimizer.USING_PYTORCH_OPTIMIZER = (
-    True  # one Adam everywhere, whether Apex or TransformerEngine is there or not
-)
+# one Adam everywhere, whether Apex or TransformerEngine is there or not
+megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
 
 
 class Share(NamedTuple):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch.distributed.distributed_c10d import _world
 
 from drivetrain import RankLayout, RunError
 from drivetrain_backend_megatron.config import MegatronConfig
 
 _users = 0  # models of this process
 _own_world = False  # whether this module initialised torch.distributed
+_groups: list[dist.ProcessGroup] = []  # that megatron-core made, and does not destroy
 
 
 def initialize(config: MegatronConfig, *, communication_backend: str, seed: int) -> None:
@@ -32,6 +34,7 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
     if problem := config.sizes_problem(dist.get_world_size()):
         raise RunError(problem, where="backend megatron", mend="let the sizes multiply to a divisor of the processes")
     if not parallel_state.model_parallel_is_initialized():
+        before = set(_world.pg_map)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor_model_parallel_size,
             pipeline_model_parallel_size=config.pipeline_model_parallel_size,
@@ -41,6 +44,7 @@ def initialize(config: MegatronConfig, *, communication_backend: str, seed: int)
             expert_tensor_parallel_size=config.expert_tensor_parallel_size,
             create_gloo_process_groups=False,
         )
+        _groups.extend(group for group in _world.pg_map if group not in before)
         model_parallel_cuda_manual_seed(seed)
     wanted = (config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
               config.virtual_pipeline_model_parallel_size, config.context_parallel_size,
@@ -67,6 +71,8 @@ def release() -> None:
     if _users:
         return
     parallel_state.destroy_model_parallel()
+    while _groups:  # each has threads and connections
+        dist.destroy_process_group(_groups.pop())
     if _own_world:
         dist.destroy_process_group()
         _own_world = False
