@@ -183,8 +183,8 @@ class MegatronConfig(PluginConfig):
         models = {role: getattr(part, "model", None) or run.model for role, part in mine.items()}
         for role in mine:
             processes = run.processes_of(role.removesuffix("_model"))
-            if processes and (problem := self.sizes_problem(processes)):
-                yield Problem(key="name", what=f"role {role.removesuffix('_model')}: {problem}",
+            if processes and (why := self.sizes_problem(processes)):
+                yield Problem(key="name", what=f"role {role.removesuffix('_model')}: {why}",
                               mend="let the sizes multiply to a divisor of the processes")  # fmt: skip
         optimizers: list[Any] = []  # those that were looked at: a critic may have the actor's
         for role in ("actor", "critic"):
