@@ -31,6 +31,7 @@ TEST_COMPANIONS = {
     "algo-sft": ("backend-fsdp", "rollout-hf"),
     "algo-sppo": ("backend-fsdp", "rollout-hf"),
     "algo-spin": ("backend-fsdp", "rollout-hf"),
+    "backend-megatron": ("algo-dpo", "policy-losses"),
     "executor-ray": ("algo-ppo", "backend-fsdp", "hybrid-engine", "rollout-hf"),
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
     "optimizers": ("backend-fsdp",),
@@ -51,7 +52,7 @@ TEST_FILES = {
 TEST_EXTRAS = ("backend-fsdp", "executor-ray", "trackers")
 
 #: sessions that last longest, and so begin first where several run at a time
-LONGEST = ("executor-ray", "backend-fsdp", "hybrid-engine", "algo-ppo", "tasks")
+LONGEST = ("executor-ray", "backend-fsdp", "backend-megatron", "hybrid-engine", "algo-ppo", "tasks")
 #: set for a session whose base environment is made already
 BASE_IS_MADE = "NOX_BASE_IS_MADE"
 
