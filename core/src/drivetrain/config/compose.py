@@ -40,7 +40,9 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _snapshots(run, registry)
     checked: list[PluginConfig] = []
     for key, _, section in sections:
-        for problem in () if section in checked else section.check(run, registry):  # one that derives has the same
+        if any(section is other for other in checked):  # one that derives is the same
+            continue
+        for problem in section.check(run, registry):
             yield Problem(key=f"{key}.{problem.key}", what=problem.what, mend=problem.mend)
         checked.append(section)
 
