@@ -69,6 +69,8 @@ VPP, SP = "virtual_pipeline_model_parallel_size", "sequence_parallel"
             "needs use_distributed_optimizer",
         ),
         ({"ddp_bucket_size": 10}, DENSE, "ddp_bucket_size", "needs overlap_grad_reduce"),
+        ({TP: 2, PP: 2, CP: 2}, DENSE, "name", "TP x PP x CP is untested for a model without experts"),
+        ({PP: 2, VPP: 2}, EXPERTS, "name", "PP x VPP is untested for a model with experts"),
         ({}, {**DENSE, "model_type": "gpt2"}, "name", "types llama, mixtral, qwen2, qwen3"),
         ({}, {**DENSE, "model_type": "llama", "attention_bias": True}, "name", "attention_bias: True of llama"),
         ({}, {**EXPERTS, "sliding_window": 8}, "name", "sliding_window: 8 of mixtral"),

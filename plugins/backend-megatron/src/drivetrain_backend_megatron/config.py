@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from drivetrain.seam.registry import Registry
 
 
+TESTED = {
+    "dense": ("", "TP", "PP", "PP x VPP", "CP", "TP x PP", "TP x PP x VPP", "TP x CP", "PP x CP"),
+    "experts": ("", "TP", "PP", "CP", "EP", "TP x PP", "TP x EP", "PP x EP", "CP x EP"),
+}
+"""Combinations of parallelism that tests hold against transformers; each with data parallelism or without."""
+
+
 class MegatronConfig(PluginConfig):
     """The section ``backend`` with ``name: megatron``."""
 
@@ -50,6 +57,9 @@ class MegatronConfig(PluginConfig):
         False,
         description="Split tokens over the ranks of tensor parallelism where they compute the same, in norms and"
         " residuals. Experts with tensor parallelism need it.",
+    )
+    untested: bool = Field(
+        False, description="Allow combinations of parallelism that no test holds against another engine."
     )
     transformer_impl: Literal["local", "transformer_engine"] = Field(
         "local",
@@ -258,6 +268,12 @@ class MegatronConfig(PluginConfig):
                       self.expert_model_parallel_size)  # fmt: skip
         heads, layers = model.get("num_attention_heads", 1), model.get("num_hidden_layers", 1)
         experts, width = model.get("num_local_experts"), model.get("intermediate_size", 0)
+        sizes = {"TP": tp, "PP": pp, "VPP": (self.virtual_pipeline_model_parallel_size or 1) if pp > 1 else 1,
+                 "CP": self.context_parallel_size, "EP": ep if experts else 1}  # fmt: skip
+        combined = " x ".join(kind for kind, size in sizes.items() if size > 1)
+        if not self.untested and combined not in TESTED["experts" if experts else "dense"]:
+            yield Problem(key="name", what=f"{combined} is untested for a model {'with' if experts else 'without'}"
+                          " experts", mend="use fewer kinds of parallelism, or set untested=true")  # fmt: skip
         yield from _divides("tensor_model_parallel_size", tp, heads, "attention heads")
         yield from _divides("tensor_model_parallel_size", tp, model.get("num_key_value_heads") or heads,
                             "key-value heads")  # fmt: skip
