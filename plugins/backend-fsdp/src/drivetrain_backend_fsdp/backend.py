@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError, resolve
-from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
+from drivetrain import PluginError, RankLayout, RunError, TrainingBackend, UserError, resolve
+from drivetrain.metrics import Metric, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
@@ -23,6 +23,7 @@ from drivetrain_backend_common.log_probs import Head, token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
 from drivetrain_backend_common.rows import Tokens, micro_batches
+from drivetrain_backend_common.steps import not_finite, step_metrics
 from drivetrain_backend_fsdp import classifier, gradients, loading, lora, names, offload, sharding, state, ulysses
 from drivetrain_backend_fsdp import model as models
 from drivetrain_backend_fsdp.checkpointing import recompute
@@ -267,11 +268,7 @@ class FSDPBackend(TrainingBackend):
         finite, allowed = math.isfinite(loss) and math.isfinite(norm), self.config.max_skipped_steps
         if not finite and self.skipped == allowed:
             optimizer.zero_grad(set_to_none=True)
-            before = f", after {allowed} skipped updates" if allowed else ""
-            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}{before}; no weight was"
-                                 " changed", where=f"update of {self.context.role}",
-                                 mend="look for extreme rewards or log-probabilities, or lower the learning rate",
-                                 )  # fmt: skip
+            raise not_finite(self.context.role, loss, norm, allowed=allowed)
         self.skipped = 0 if finite else self.skipped + 1
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
@@ -282,12 +279,9 @@ class FSDPBackend(TrainingBackend):
                 optimizer.step()
             self.version += 1
         optimizer.zero_grad(set_to_none=True)
-        metrics: dict[str, Metric] = {"lr": Mean(optimizer.param_groups[0]["lr"], 1)}
-        for name, value in (("loss", loss), ("grad_norm", norm)):
-            metrics[name] = Mean(value, 1) if finite else Mean(0.0, 0)  # of the updates that were taken
-        if allowed:
-            metrics["skipped_steps"] = Sum(float(not finite and not self.context.rank))  # once over all ranks
-        return metrics
+        return step_metrics(
+            optimizer.param_groups[0]["lr"], loss, norm, finite=finite, allowed=allowed, counts=not self.context.rank
+        )
 
     # -- state and weights ------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from drivetrain import NonFiniteError, PluginError, RankLayout, RunError, TrainingBackend, UserError
-from drivetrain.metrics import Mean, Metric, Sum, merge_metrics
+from drivetrain import PluginError, RankLayout, RunError, TrainingBackend, UserError
+from drivetrain.metrics import Metric, merge_metrics
 from drivetrain.numerics import LossInputs
 from drivetrain.protocol import units
 from drivetrain.weights import WeightStream, lend
@@ -25,6 +25,7 @@ from drivetrain_backend_common.log_probs import token_log_probs
 from drivetrain_backend_common.logit_kernels import logit_kernel
 from drivetrain_backend_common.objective import Columns, Objective
 from drivetrain_backend_common.rows import Tokens, micro_batches
+from drivetrain_backend_common.steps import not_finite, step_metrics
 from drivetrain_backend_megatron import (
     build,
     cpu,
@@ -265,23 +266,14 @@ class MegatronBackend(TrainingBackend):
         if not finite and self.skipped == allowed:
             with self._engine():
                 optimizer.end()
-            before = f", after {allowed} skipped updates" if allowed else ""
-            raise NonFiniteError(f"the loss is {loss} and the norm of its gradient {norm}{before}; no weight was"
-                                 " changed", where=f"update of {self.context.role}",
-                                 mend="look for extreme rewards or log-probabilities, or lower the learning rate",
-                                 )  # fmt: skip
+            raise not_finite(self.context.role, loss, norm, allowed=allowed)
         self.skipped = 0 if finite else self.skipped + 1
         with self._engine():
             if finite:
                 optimizer.step(lr_factor=lr_factor, norm=norm, max_norm=self.context.max_grad_norm)
                 self.version += 1
             optimizer.end()
-        metrics: dict[str, Metric] = {"lr": Mean(optimizer.lr * lr_factor, 1)}
-        for name, value in (("loss", loss), ("grad_norm", norm)):
-            metrics[name] = Mean(value, 1) if finite else Mean(0.0, 0)  # of the updates that were taken
-        if allowed:
-            metrics["skipped_steps"] = Sum(float(not finite and where.dp == 0))  # once over all ranks
-        return metrics
+        return step_metrics(optimizer.lr * lr_factor, loss, norm, finite=finite, allowed=allowed, counts=where.dp == 0)
 
     # -- state and weights ------------------------------------------------------------------------------------------
 
