@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -112,3 +114,15 @@ def install(folder: Path) -> str:
     )
     (info / "entry_points.txt").write_text("[drivetrain]\nrecorded = recorded\n")
     return os.pathsep.join([str(folder), str(Path(__file__).parent)])
+
+
+def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
+    """Run the command line in a process of its own; returns the metrics of the steps."""
+    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train", str(config)]
+    done = subprocess.run(
+        [*command, f"trainer.run_dir={run_dir}", "data.batch_prompts=12", "data.eval=null", *settings],
+        env={**os.environ, "PYTHONPATH": pythonpath}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["step"] > 0]

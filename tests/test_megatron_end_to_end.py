@@ -14,6 +14,7 @@ import recorded
 import tiny
 import torch
 import torch.multiprocessing as multiprocessing
+from recorded import train
 from transformers import AutoModelForCausalLM
 
 from drivetrain.config.resolve import load_config
@@ -21,18 +22,6 @@ from drivetrain.driver import checkpoints
 from drivetrain.seam.registry import get_registry
 
 STEPS = 5
-
-
-def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
-    """Run the command line in a process of its own; returns the metrics of the steps."""
-    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train", str(config)]
-    done = subprocess.run(
-        [*command, f"trainer.run_dir={run_dir}", "data.batch_prompts=12", "data.eval=null", *settings],
-        env={**os.environ, "PYTHONPATH": pythonpath}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["step"] > 0]
 
 
 def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:

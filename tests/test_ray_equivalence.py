@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,24 +10,13 @@ import pytest
 import recorded
 import tiny
 import torch
+from recorded import train
 from safetensors.torch import load_file
 
 from drivetrain.driver import checkpoints
 
 STEPS = 11
 COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
-
-
-def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:
-    """Run the command line in a process of its own; returns the metrics of the steps."""
-    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train", str(config)]
-    done = subprocess.run(
-        [*command, f"trainer.run_dir={run_dir}", "data.batch_prompts=12", "data.eval=null", *settings],
-        env={**os.environ, "PYTHONPATH": pythonpath}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["step"] > 0]
 
 
 @pytest.mark.parametrize("name, metrics", [("grpo", 2), ("ppo", 4)])

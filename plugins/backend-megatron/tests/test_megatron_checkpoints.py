@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import megatron_learning as learning
 import megatron_rig as rig
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from megatron_resuming import Hop, Seen, Start, everything, same, work
 
 from drivetrain import CheckpointError, NonFiniteError
-from drivetrain_backend_megatron import parallel
+
+pytestmark = pytest.mark.usefixtures("groups_go")
 
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
@@ -46,14 +46,6 @@ HOPS: dict[int, list[Hop]] = {
         Hop("mixtral", "mixtral-whole", "mixtral-4", {TP: 2, SP: True, EP: 2, ETP: 1, DO: True}),
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
-    assert not dist.is_initialized()
 
 
 def resumed(folder: Path, name: str, checkpoint: str, **sizes: Any) -> dict[str, torch.Tensor]:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import megatron_learning as learning
 import megatron_rig as rig
 import pytest
 
-from drivetrain_backend_megatron import parallel
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("groups_go")]
 pytest.importorskip("drivetrain_hardware_cuda")
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

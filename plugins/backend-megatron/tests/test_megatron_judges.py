@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import megatron_learning as learning
 import megatron_rig as rig
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -22,15 +20,8 @@ from transformers import (
 
 from drivetrain import DataProto, PluginError, RunError, UserError
 from drivetrain.numerics import Counts
-from drivetrain_backend_megatron import parallel
 
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
-    assert not dist.is_initialized()
+pytestmark = pytest.mark.usefixtures("groups_go")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from drivetrain.numerics import Counts
 from drivetrain.protocol import units
 from drivetrain_backend_common.rows import micro_batches
 from drivetrain_backend_megatron import parallel
+
+pytestmark = pytest.mark.usefixtures("groups_go")
 
 TP, CP, PP = "tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"
 EP, SP = "expert_model_parallel_size", "sequence_parallel"
@@ -35,13 +37,6 @@ CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
         ("many", {**BALANCED, PP: 2}),
     ],
 }
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
 
 
 def parts(name: str, step: int) -> Sequence[Sequence[int]]:

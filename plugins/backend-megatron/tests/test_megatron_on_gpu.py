@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import megatron_learning as learning
@@ -10,17 +9,8 @@ import megatron_rig as rig
 import pytest
 import torch
 
-from drivetrain_backend_megatron import parallel
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("groups_go")]
 pytest.importorskip("drivetrain_hardware_cuda")
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
 
 
 @pytest.fixture(scope="module", params=["tied", "mixtral"])

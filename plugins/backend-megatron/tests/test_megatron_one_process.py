@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,25 +12,18 @@ import megatron_learning as learning
 import megatron_rig as rig
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from drivetrain import PluginError, RunError, UserError, get_registry
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts
-from drivetrain_backend_megatron import folders, parallel
+from drivetrain_backend_megatron import folders
 from drivetrain_backend_megatron.config import MegatronConfig
 
+pytestmark = pytest.mark.usefixtures("groups_go")
+
 OUTPUTS = ("log_probs", "entropy")
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
-    assert not dist.is_initialized()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,14 @@ import pytest
 import torch
 from megatron.core.transformer.mlp import MLP
 
-from drivetrain_backend_megatron import build, parallel
+from drivetrain_backend_megatron import build
 from drivetrain_backend_megatron.attention import CoreAttention
 from drivetrain_backend_megatron.moe import Router
 
+pytestmark = pytest.mark.usefixtures("groups_go")
+
 FULL, SELECTIVE = {"recompute_granularity": "full"}, {"recompute_granularity": "selective"}
 LAYERS = 2
-
-
-@pytest.fixture(autouse=True)
-def groups_go() -> Iterator[None]:
-    yield
-    while parallel._users:
-        parallel.release()
 
 
 @pytest.fixture(scope="module")
