@@ -29,7 +29,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "contracts": (
         "AdvantageEstimator", "Algorithm", "BackendContext", "Completion", "Component", "Dataset", "DeviceMemory",
         "DispatchMode", "Environment", "Event", "Example", "Executor", "GenerationRequest", "GroupPlan", "Hardware",
-        "HybridEngine", "LossFunction", "LossTerm", "RankLayout", "Reward", "RewardSample", "RolloutContext",
+        "HybridEngine", "LossFunction", "LossTerm", "Meeting", "RankLayout", "Reward", "RewardSample", "RolloutContext",
         "RolloutEngine", "RunInfo", "RunResult", "SamplingParams", "Score", "TorchAccelerator", "Tracker",
         "TrainingBackend", "WeightTransport", "WorkerGroup",
     ),

@@ -48,6 +48,7 @@ from drivetrain.contracts import Hardware as Hardware
 from drivetrain.contracts import HybridEngine as HybridEngine
 from drivetrain.contracts import LossFunction as LossFunction
 from drivetrain.contracts import LossTerm as LossTerm
+from drivetrain.contracts import Meeting as Meeting
 from drivetrain.contracts import RankLayout as RankLayout
 from drivetrain.contracts import Reward as Reward
 from drivetrain.contracts import RewardSample as RewardSample

@@ -13,6 +13,7 @@ from drivetrain.contracts.placement import (
     Executor,
     GroupPlan,
     HybridEngine,
+    Meeting,
     WeightTransport,
     WorkerGroup,
 )
@@ -28,7 +29,8 @@ from drivetrain.contracts.tracker import RunInfo, RunResult, Tracker
 __all__ = [
     "AdvantageEstimator", "Algorithm", "BackendContext", "CheckpointSaved", "Completion", "Component", "Dataset",
     "DeviceMemory", "DispatchMode", "Environment", "Event", "Example", "Executor", "GenerationRequest", "GroupPlan",
-    "Hardware", "HybridEngine", "LossFunction", "LossTerm", "Message", "RankLayout", "Reward", "RewardSample",
-    "RolloutContext", "RolloutEngine", "RunEnded", "RunFailed", "RunInfo", "RunResult", "RunStarted", "SamplingParams",
-    "Score", "StepEnded", "TorchAccelerator", "Tracker", "TrainingBackend", "WeightTransport", "WorkerGroup",
+    "Hardware", "HybridEngine", "LossFunction", "LossTerm", "Meeting", "Message", "RankLayout", "Reward",
+    "RewardSample", "RolloutContext", "RolloutEngine", "RunEnded", "RunFailed", "RunInfo", "RunResult", "RunStarted",
+    "SamplingParams", "Score", "StepEnded", "TorchAccelerator", "Tracker", "TrainingBackend", "WeightTransport",
+    "WorkerGroup",
 ]  # fmt: skip

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from drivetrain.config import PluginConfig, RunConfig
     from drivetrain.contracts.backend import TrainingBackend
+    from drivetrain.contracts.hardware import Hardware
     from drivetrain.contracts.rollout import RolloutEngine
     from drivetrain.weights import WeightStream
 
@@ -87,8 +90,23 @@ class HybridEngine(ABC):
         """Get ready to train."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The processes that the ends of a weight transport are in."""
+
+    store: Store  # of torch.distributed, that all of them reach; keys of a meeting are its own
+    rank: int  # of this process; 0 sends, the others receive
+    size: int
+    hardware: Hardware  # of this process
+    timeout_s: float = 1800.0  # longest wait for another process
+
+
 class WeightTransport(Protocol):
-    """Carries buckets from where weights are trained to where they generate."""
+    """Carries buckets from where weights are trained to where they generate.
+
+    The factory takes a :class:`Meeting`; that of a transport with both ends in one process (capability
+    ``weight_transport.same_process``) takes nothing.
+    """
 
     def send(self, stream: WeightStream) -> None:
         """On the side of training: send every bucket."""
