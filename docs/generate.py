@@ -104,6 +104,8 @@ def hooks() -> str:
 
 def words(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return words(args[0])
     if origin is typing.Literal:
         return ", ".join(f"`{arg}`" for arg in args)
     if origin in (typing.Union, types.UnionType):

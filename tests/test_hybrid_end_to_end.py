@@ -44,12 +44,16 @@ def test_the_same_tokens_and_losses_as_with_one_module(tmp_path: Path, monkeypat
     sent = steps_of(grpo, *settings, "hybrid_engine.name=colocated", "hybrid_engine.sharing=never")
     for (batch, learned, _), (same_batch, same, phases) in zip(shared, alone, strict=True):
         assert same_batch["responses"].equal(batch["responses"]) and same == learned
+        assert learned["rollout_mismatch_max"] <= 1e-5 and "rollout_is_weights" not in batch
         assert phases["sync/bytes"] == 0
     for (batch, learned, _), (other_batch, other, phases) in zip(shared, sent, strict=True):
         assert other_batch["responses"].equal(batch["responses"])
         assert other_batch["scores"].equal(batch["scores"])
         assert float((other_batch["rollout_log_probs"] - batch["rollout_log_probs"]).abs().max()) < 1e-5
         assert other["rollout_mismatch"] < 1e-5
+        ratio = (other_batch["old_log_probs"] - other_batch["rollout_log_probs"]).exp()
+        expected = torch.where(other_batch["response_mask"] == 1, ratio, 0.0)  # by default: the engines are two
+        torch.testing.assert_close(other_batch["rollout_is_weights"], expected)
         for name in ("loss", "grad_norm", "entropy"):
             assert other[name] == pytest.approx(learned[name], rel=1e-4, abs=1e-6), name
         assert phases["sync/bytes"] > 0 and phases["sync/buckets"] == 1
@@ -87,6 +91,27 @@ def test_the_same_config_over_two_ranks(tmp_path: Path) -> None:
         assert all(part["mismatch"] < 1e-5 and part["bytes"] > 0 for part in parts)
         assert torch.cat([part["responses"] for part in parts]).equal(step["responses"])
     assert not one[0]["responses"].equal(one[2]["responses"])
+
+
+@pytest.mark.parametrize("sharing, said", [("always", False), ("never", True)])
+def test_a_run_says_that_nothing_corrects_for_another_engine(
+    tmp_path: Path, drivetrain: Any, sharing: str, said: bool
+) -> None:
+    _, grpo = tiny.write_configs(tmp_path)
+    grpo.write_text(grpo.read_text().replace("  clip_high: 0.28\n", ""))  # which the loss does not read
+    out = drivetrain("train", grpo, "trainer.steps=2", "hybrid_engine.name=colocated", "algorithm.kl_coef=0.1",
+                     f"hybrid_engine.sharing={sharing}", "algorithm.policy_loss=kl", "algorithm.epochs=2",
+                     "algorithm.old_log_probs=recompute")  # fmt: skip
+    assert out.stdout.count("rollout_is auto comes to none: policy loss 'kl'") == said
+
+
+def test_a_run_says_why_trainer_and_rollout_differ(tmp_path: Path, drivetrain: Any) -> None:
+    """Once, in the first step; with what top_p makes by itself told from what engines make."""
+    _, grpo = tiny.write_configs(tmp_path)
+    shared = ["trainer.steps=3", "algorithm.old_log_probs=recompute", "--overwrite"]
+    cut = drivetrain("train", grpo, "rollout.top_p=0.5", *shared).stderr
+    assert cut.count("rollout mismatch") == cut.count("step 1: rollout mismatch") == 1 and "one-sided" in cut
+    assert "rollout mismatch" not in drivetrain("train", grpo, *shared).stderr
 
 
 def test_a_run_folder_is_evaluated_with_the_weights_of_its_checkpoint(tmp_path: Path, drivetrain: Any) -> None:

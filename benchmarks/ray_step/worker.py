@@ -61,6 +61,10 @@ class IdleWorker(Worker):
         return taken
 
     @register()
+    def shares_weights(self) -> bool:
+        return True
+
+    @register()
     def enter_generation(self, version: int) -> Mapping[str, float]:
         return {}
 

@@ -11,7 +11,9 @@ from drivetrain.config import HealthConfig
 from drivetrain.driver.health import Health
 
 CALM = {"reward": 0.5, "accuracy": 0.5, "entropy": 0.4, "kl": 0.02, "approx_kl": 0.001, "response_tokens": 100.0,
-        "truncated": 0.1, "groups_without_signal": 0.3}  # fmt: skip
+        "truncated": 0.1, "groups_without_signal": 0.3, "rollout_mismatch": 0.001, "rollout_mismatch_max": 0.05,
+        "rollout_ppl_ratio": 1.0, "rollout_ess": 0.999}  # fmt: skip
+APART = {"rollout_mismatch": 0.25, "rollout_mismatch_max": 4.5, "rollout_ppl_ratio": 1.02, "rollout_ess": 0.9}
 
 
 def said(health: Health, steps: int, **other: float) -> list[str]:
@@ -28,6 +30,7 @@ TROUBLES = [
     ({"groups_without_signal": 0.97, "accuracy": 0.02}, "dead prompts", ["97% of the comp", "2% of the", "hard"]),
     ({"groups_without_signal": 0.97, "accuracy": 0.99}, "dead prompts", ["99% of the answers are right", "too easy"]),
     ({"groups_without_signal": 0.97, "accuracy": float("nan")}, "dead prompts", ["no reward judges right and wrong"]),
+    (APART, "rollout mismatch", ["0.0508 nats a token", "4.5 at most", "98% of", "after 0.001 in the first", "late"]),
 ]  # fmt: skip
 
 
@@ -50,6 +53,28 @@ def test_nothing_is_said_before_there_are_steps_to_average() -> None:
     assert said(Health(HealthConfig()), 4, kl=9.0, groups_without_signal=1.0) == []
 
 
+def test_a_mismatch_is_said_in_the_first_step_with_what_causes_one() -> None:
+    health = Health(HealthConfig())
+    [text] = said(health, 1, **APART)
+    words = ["rollout mismatch", "0.25 nats a token", "4.5 at most", "worth 90%", "dtypes", "kernels", "temperature"]
+    assert all(word in text for word in words) and said(health, 9, **APART) == []
+
+
+def test_a_mismatch_of_few_tokens_is_seen_by_the_sample_size() -> None:
+    [text] = said(Health(HealthConfig()), 1, rollout_mismatch=0.01, rollout_mismatch_max=9.0, rollout_ess=0.125)
+    assert text.startswith("rollout mismatch: ") and "worth 12% of as many draws" in text and "9 at most" in text
+
+
+@pytest.mark.parametrize("ppl_ratio, one_sided", [(1.105, True), (1.05, False), (0.95, False)])
+def test_a_distribution_that_is_cut_down_is_told_from_engines_that_differ(ppl_ratio: float, one_sided: bool) -> None:
+    """0.1 nats a token: exp(0.1) is the ratio of perplexities if the rollout finds every token likelier."""
+    apart = {"rollout_mismatch": 0.1, "rollout_ppl_ratio": ppl_ratio, "rollout_ess": 0.95}
+    [text] = said(Health(HealthConfig(), cuts=True), 1, **apart)
+    assert ("one-sided, as top_k, top_p or min_p make it" in text) == one_sided == ("dtypes" not in text)
+    assert "dtypes" in said(Health(HealthConfig()), 1, **apart)[0]  # where nothing is cut down
+    assert "dtypes" in said(Health(HealthConfig(), cuts=True), 1, **{**apart, "rollout_ess": 0.1})[0]
+
+
 def test_longer_answers_that_end_by_themselves_are_welcome() -> None:
     health = Health(HealthConfig())
     said(health, 10)
@@ -65,6 +90,7 @@ def test_metrics_that_a_run_lacks_are_not_missed() -> None:
     ("entropy_below", {"entropy": 0.0}), ("kl_above", {"kl": 9.0, "approx_kl": 9.0}),
     ("length_above", {"response_tokens": 900.0, "truncated": 1.0}),
     ("dead_prompts_above", {"groups_without_signal": 1.0}),
+    ("mismatch_above", {"rollout_mismatch": 9.0}), ("ess_below", {"rollout_ess": 0.01}),
 ])  # fmt: skip
 def test_a_warning_can_be_turned_off(limit: str, trouble: dict[str, float]) -> None:
     health = Health(HealthConfig(**{limit: None}))

@@ -135,6 +135,13 @@ def test_generation_is_told_what_seeds_need_and_leaves_the_prompts_alone() -> No
     assert prompts.meta_info == {"mine": 1}
 
 
+@pytest.mark.parametrize("answer, shares", [(True, True), (False, False), ([True, True], True), ([True, False], False)])
+def test_weights_are_shared_where_they_are_on_every_rank(answer: bool | list[bool], shares: bool) -> None:
+    group = Group(shares_weights=lambda: answer)
+    role = RolloutRole(group, phases(), Progress(step=1), pad_token_id=0)
+    assert [role.shares_weights, role.shares_weights] == [shares, shares] and len(group.calls) == 1
+
+
 def test_log_probs_join_the_batch() -> None:
     def column(name: str):
         return lambda batch: DataProto.from_dict({name: torch.ones(len(batch), 3)})

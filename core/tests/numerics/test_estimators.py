@@ -18,7 +18,9 @@ from torch.nn.functional import pad
 
 from drivetrain.numerics import (
     KL_KINDS,
+    band_mask,
     discounted_returns,
+    effective_sample_size,
     gae,
     group_advantage,
     group_index,
@@ -52,6 +54,9 @@ def estimates(case: Case) -> dict[str, Tensor]:
         "dr_grpo": group_advantage(batch, group, normalize_by_std=False),
         "tis_token": truncated_weights(values, mask, "token"),
         "tis_sequence": truncated_weights(values, mask, "sequence"),
+        "band_token": band_mask(values, mask, "token", 0.5, 1.5).to(values),
+        "band_sequence": band_mask(values, mask, "sequence", 0.5, 1.5).to(values),
+        "ess": effective_sample_size(values, mask) * (mask != 0),
     }
 
 
@@ -273,3 +278,35 @@ def test_truncated_weights_refusals() -> None:
         truncated_weights(x, x, "row")
     with pytest.raises(ValueError, match="threshold"):
         truncated_weights(x, x, threshold=0.0)
+
+
+@quick
+@given(cases(), st.floats(0.2, 1.0), st.floats(1.0, 4.0))
+def test_bands_and_the_sample_size_by_rows(case: Case, low: float, high: float) -> None:
+    log_ratio, mask = case.batch["values"], case.mask
+    tokens = band_mask(log_ratio, mask, "token", low, high)
+    sequences = band_mask(log_ratio, mask, "sequence", low, high)
+    ratios = []
+    for i, row in enumerate(log_ratio.tolist()):
+        drawn = [t for t in range(len(row)) if mask[i, t] != 0]
+        ratios += [math.exp(row[t]) for t in drawn]
+        mean = math.prod(math.exp(row[t]) for t in drawn) ** (1 / len(drawn)) if drawn else math.nan
+        for t in range(len(row)):
+            assert tokens[i, t].item() == (t in drawn and low <= math.exp(row[t]) <= high)
+            assert sequences[i, t].item() == (t in drawn and low <= mean <= high)
+    squares = len(ratios) * sum(ratio**2 for ratio in ratios)
+    expected = sum(ratios) ** 2 / squares if ratios else 0.0
+    assert effective_sample_size(log_ratio, mask).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_sample_size_at_extremes() -> None:
+    ones = torch.ones(2, 4)
+    assert effective_sample_size(torch.full((2, 4), 900.0), ones).item() == 1.0  # whose weights would overflow
+    lone = torch.tensor([[0.0, -900.0, -900.0, -900.0]])
+    assert effective_sample_size(lone, torch.ones(1, 4)).item() == 0.25
+    assert effective_sample_size(ones, torch.zeros(2, 4)).item() == 0.0
+
+
+def test_a_band_of_what_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="choose from token, sequence"):
+        band_mask(torch.ones(1, 2), torch.ones(1, 2), "row", 0.5, 2.0)

@@ -152,3 +152,11 @@ def test_memory_is_measured_where_something_moves(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Backend, "offloads", frozenset())
     worker.compute_values(BATCH)  # asks nothing of the hardware
     assert group.call("take_memory") == {}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_weights_are_shared_where_a_hybrid_engine_says_so(shares: bool) -> None:
+    worker = started(ActorRolloutRefWorker, "actor_ref")
+    assert not worker.shares_weights()
+    worker.hybrid = SimpleNamespace(shares=shares)
+    assert LocalWorkerGroup(worker).call("shares_weights") is shares

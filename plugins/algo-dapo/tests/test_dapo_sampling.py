@@ -74,6 +74,19 @@ def test_the_surplus_keeps_the_log_probs_of_the_policy_that_drew_it(run_file: Pa
     assert ((now["old_log_probs"] - used["old_log_probs"]) * used["response_mask"]).abs().max() > 0.01
 
 
+def test_the_surplus_keeps_its_importance_weights(run_file: Path) -> None:
+    """Where engines differ; here they are told to, and agree but for rounding."""
+    with rig.opened(run_file, "algorithm.round_prompts=24") as made:
+        made.roles.rollout.shares_weights = False
+        made.learn(made.collect())
+        made.session.progress.step += 1
+        batch = made.collect()
+        made.learn(batch)
+    assert int(batch["surplus_age"].max()) == 1
+    torch.testing.assert_close(batch["rollout_is_weights"], batch["response_mask"].float(), rtol=0, atol=1e-4)
+    assert made.metrics["rollout_truncated"] == 0 and made.metrics["rollout_is_weight"] == pytest.approx(1, abs=1e-4)
+
+
 def test_advantages_are_those_of_whole_groups(run_file: Path) -> None:
     """Equation 9, of the rewards with the penalty of equation 13."""
     with rig.opened(run_file, "algorithm.overlong_cache_tokens=4", "algorithm.overlong_penalty=0.5") as made:

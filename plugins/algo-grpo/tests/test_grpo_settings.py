@@ -28,7 +28,16 @@ from drivetrain.driver import run_folder
         (["algorithm.policy_loss_args={clip_middle: 1}"], "has no option 'clip_middle'"),
         (["algorithm.advantage=gae"], "needs values, which algorithm 'grpo' does not have"),
         (["algorithm.rollout_is=token", "algorithm.old_log_probs=rollout"], "takes the rollout's for both"),
-        (["algorithm.rollout_is_threshold=3"], "is not read while rollout_is is none"),
+        (["algorithm.rollout_is=none", "algorithm.rollout_is_threshold=3"], "is not read while rollout_is is"),
+        (["algorithm.old_log_probs=rollout", "algorithm.rollout_is_threshold=3"], "is not read while rollout_is is"),
+        (["algorithm.policy_loss=kl", "algorithm.rollout_is_threshold=3"], "is not read while rollout_is is"),
+        (["algorithm.old_log_probs=rollout", "algorithm.rollout_band=[0.5,5]"], "or remove rollout_band"),
+        (["algorithm.old_log_probs=rollout", "algorithm.rollout_reject=[0.9,1.1]"], "or remove rollout_reject"),
+        (["algorithm.policy_loss=kl", "algorithm.rollout_band=[0.5,5]"], "or remove rollout_band"),
+        (["algorithm.rollout_band=[0,5]"], "algorithm.rollout_band.0"),
+        (["algorithm.rollout_band=[1.1,5]"], "algorithm.rollout_band.0"),
+        (["algorithm.rollout_reject=[0.5,0.9]"], "algorithm.rollout_reject.1"),
+        (["algorithm.rollout_reject=[0.5]"], "algorithm.rollout_reject.1"),
         (["algorithm.rollout_is=token", "algorithm.policy_loss=kl"], "does not read importance weights"),
         (["algorithm.advantage=gae", "algorithm.epsilon=0.1"], "advantage estimator 'gae' does not read 'epsilon'"),
         (["algorithm.advantage=gropo"], "unknown advantage estimator 'gropo'"),
@@ -40,6 +49,21 @@ def test_settings_that_cannot_be_meant_are_refused(run_file: Path, overrides: li
     with pytest.raises(ConfigError) as raised:
         rig.config(run_file, *overrides)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("overrides, apart, shared", [
+    ([], "token", "none"),
+    (["algorithm.rollout_is=none"], "none", "none"),
+    (["algorithm.rollout_is=sequence"], "sequence", "sequence"),
+    (["algorithm.rollout_band=[0.5,5]"], "token", "token"),
+    (["algorithm.rollout_reject=[0.5,5]"], "token", "token"),
+    (["algorithm.rollout_is=none", "algorithm.rollout_band=[0.5,5]"], "none", "none"),
+    (["algorithm.old_log_probs=rollout"], "none", "none"),
+    (["algorithm.policy_loss=kl", "algorithm.clip_high=0.2"], "none", "none"),
+])  # fmt: skip
+def test_what_auto_comes_to(run_file: Path, overrides: list[str], apart: str, shared: str) -> None:
+    algorithm = rig.config(run_file, *overrides).algorithm
+    assert (algorithm.correction(shared=False), algorithm.correction(shared=True)) == (apart, shared)
 
 
 def test_the_reference_follows_from_the_kl_divergence(run_file: Path) -> None:

@@ -128,3 +128,13 @@ def test_ratios_can_start_from_the_log_probs_of_the_rollout(run_file: Path) -> N
     with rig.opened(run_file, "algorithm.old_log_probs=rollout") as made:
         batch = made.collect()
     assert batch["old_log_probs"].equal(batch["rollout_log_probs"])
+
+
+def test_tokens_are_weighed_where_engines_differ(run_file: Path) -> None:
+    """By default, as in every algorithm of the same base; here they are told to, and agree but for rounding."""
+    with rig.opened(run_file, "algorithm.rollout_band=[0.5,5]") as made:
+        made.roles.rollout.shares_weights = False
+        batch = made.collect()
+        made.learn(batch)
+    torch.testing.assert_close(batch["rollout_is_weights"], batch["response_mask"].float(), rtol=0, atol=1e-4)
+    assert made.metrics["rollout_masked"] == 0 and made.metrics["rollout_is_weight"] == pytest.approx(1, abs=1e-4)

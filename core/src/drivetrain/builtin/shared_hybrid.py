@@ -12,6 +12,8 @@ from drivetrain.contracts.rollout import RolloutEngine
 class SharedWeights(HybridEngine):
     """Lets the rollout run the backend's own module. Weights are current by construction; nothing is copied."""
 
+    shares = True
+
     def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
         self._rollout = rollout
         rollout.attach(backend.live_module())

@@ -214,6 +214,12 @@ class HealthConfig(Section):
     dead_prompts_above: float | None = Field(
         default=0.9, gt=0, le=1, description="Share of completions that score as all others of their prompt."
     )
+    mismatch_above: float | None = Field(
+        default=0.02, gt=0, description="Distance of trainer's and rollout's log-probs, nats a token; from step 1 on."
+    )
+    ess_below: float | None = Field(
+        default=0.3, gt=0, le=1, description="Effective sample size, as a share of the tokens; from step 1 on."
+    )
 
 
 class TrainerConfig(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLKind = Literal["k1", "k2", "k3", "abs"]
+Bounds = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]  # of a ratio
 
 
 class PolicyGradientConfig(AlgorithmConfig):
@@ -53,12 +54,19 @@ class PolicyGradientConfig(AlgorithmConfig):
     old_log_probs: Literal["recompute", "rollout"] = Field(
         "recompute", description="Log-probs that ratios start from: the trainer's before the update, or the rollout's."
     )
-    rollout_is: Literal["none", "token", "sequence"] = Field(
-        "none",
+    rollout_is: Literal["auto", "none", "token", "sequence"] = Field(
+        "auto",
         description="Weigh the loss by the truncated ratio of the trainer's to the rollout's probability before the"
-        " update, of each token or of its whole sequence.",
+        " update, of each token or of its whole sequence. auto: of each token where the engines differ, none where they"
+        " are one module or the policy loss reads no weights.",
     )
     rollout_is_threshold: float = Field(2.0, gt=0, description="Where that ratio is truncated.")
+    rollout_band: Bounds | None = Field(
+        None, description="Tokens whose ratio is not in [low, high], low <= 1 <= high, get weight 0, as in IcePop."
+    )
+    rollout_reject: Bounds | None = Field(
+        None, description="Sequences whose geometric mean of ratios is not in [low, high] get weight 0."
+    )
 
     def roles(self) -> tuple[str, ...]:
         return ("actor", "ref") if self.kl_coef > 0 else ("actor",)
@@ -79,6 +87,27 @@ class PolicyGradientConfig(AlgorithmConfig):
         return chosen_options(self, field="policy_loss", hook="policy_losses", own=self.policy_loss_keys,
                               extra=self.policy_loss_args)  # fmt: skip
 
+    @property
+    def bands(self) -> dict[str, Bounds]:
+        """Bounds of the ratio that are set, at the level ``token`` or ``sequence``."""
+        both = {"token": self.rollout_band, "sequence": self.rollout_reject}
+        return {level: bounds for level, bounds in both.items() if bounds is not None}
+
+    def correction(self, shared: bool) -> str:
+        """What ``rollout_is`` comes to, by whether rollout and trainer are one module; ``auto`` with a band or a
+        rejection is ``token`` in any case."""
+        from drivetrain.seam.registry import get_registry
+
+        if self.rollout_is != "auto":
+            return self.rollout_is
+        reads = self.old_log_probs == "recompute" and self._weighted(get_registry())
+        return "token" if reads and (self.bands or not shared) else "none"
+
+    def _weighted(self, registry: Registry) -> bool:
+        """Whether the policy loss reads weights; one that is not there is complained of elsewhere."""
+        spec: PolicyLossSpec | None = registry.find("policy_losses", self.policy_loss).spec
+        return spec is None or spec.weighted
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         yield from check_options(self, registry, field="advantage", hook="advantage_estimators",
                                  own=self.advantage_keys, extra=self.advantage_args,
@@ -86,7 +115,7 @@ class PolicyGradientConfig(AlgorithmConfig):
         yield from check_options(self, registry, field="policy_loss", hook="policy_losses", own=self.policy_loss_keys,
                                  extra=self.policy_loss_args, extra_field="policy_loss_args")  # fmt: skip
         yield from self._check_estimator(registry)
-        yield from self._check_rollout_is(registry)
+        yield from self._check_correction(registry)
         if self.aggregation == "seq-mean-token-sum-norm" and self.scale is None:
             yield Problem(key="scale", what="seq-mean-token-sum-norm divides by a constant length that is not set",
                           mend="set algorithm.scale, for example to rollout.max_response_tokens")  # fmt: skip
@@ -115,17 +144,16 @@ class PolicyGradientConfig(AlgorithmConfig):
             yield Problem(key="group_size", what=f"{self.advantage!r} compares the samples of a prompt, of which there "
                           "is one", mend="raise algorithm.group_size to 2 or more")  # fmt: skip
 
-    def _check_rollout_is(self, registry: Registry) -> Iterable[Problem]:
-        if self.rollout_is == "none":
-            if self.departs("rollout_is_threshold"):
-                yield Problem(key="rollout_is_threshold", what="is not read while rollout_is is none",
-                              mend="set rollout_is to token or sequence, or remove it")  # fmt: skip
-            return
+    def _check_correction(self, registry: Registry) -> Iterable[Problem]:
+        what = mend = ""
         if self.old_log_probs == "rollout":
-            yield Problem(key="rollout_is", what="compares the trainer's log-probs before the update with the "
-                          "rollout's, but old_log_probs takes the rollout's for both",
-                          mend="use old_log_probs: recompute")  # fmt: skip
-        spec: PolicyLossSpec | None = registry.find("policy_losses", self.policy_loss).spec
-        if spec is not None and not spec.weighted:
-            yield Problem(key="rollout_is", what=f"policy loss {self.policy_loss!r} does not read importance weights",
-                          mend="set rollout_is to none, or choose another loss")  # fmt: skip
+            what, mend = ("compares the trainer's log-probs before the update with the rollout's, but old_log_probs "
+                          "takes the rollout's for both", "use old_log_probs: recompute")  # fmt: skip
+        elif not self._weighted(registry):
+            what, mend = f"policy loss {self.policy_loss!r} does not read importance weights", "choose another loss"
+        for key in ("rollout_is", "rollout_band", "rollout_reject"):
+            if what and getattr(self, key) not in ("auto", "none", None):
+                yield Problem(key=key, what=what, mend=f"{mend}, or remove {key}")
+        if self.departs("rollout_is_threshold") and (self.rollout_is == "none" or (what and self.rollout_is == "auto")):
+            yield Problem(key="rollout_is_threshold", what="is not read while rollout_is is, or comes to, none",
+                          mend="set rollout_is to token or sequence, or remove it")  # fmt: skip

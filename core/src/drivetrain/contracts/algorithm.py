@@ -35,6 +35,10 @@ class Algorithm(ABC):
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
 
+    def notes(self, roles: Roles) -> Sequence[str]:
+        """What the user is told when the run starts: what settings come to on these roles, where it may surprise."""
+        return ()
+
     @abstractmethod
     def collect(self, roles: Roles, prompts: DataProto) -> DataProto:
         """Turn prompts into a batch to learn from: generate, score, log-probs, values, advantages.

@@ -74,6 +74,8 @@ class HybridEngine(ABC):
     Entering a phase returns metrics of the switch.
     """
 
+    shares: bool = False  # once attached: they are one module, so the rollout has the very weights that are trained
+
     def __init__(self, config: PluginConfig) -> None:
         self.config = config
 

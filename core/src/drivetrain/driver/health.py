@@ -10,14 +10,16 @@ from typing import Any
 from drivetrain.config import HealthConfig
 
 STEPS = 5  # whose means are compared: the first of the run with the latest
-WATCHED = ("reward", "accuracy", "entropy", "kl", "approx_kl", "response_tokens", "truncated", "groups_without_signal")
+WATCHED = ("reward", "accuracy", "entropy", "kl", "approx_kl", "response_tokens", "truncated", "groups_without_signal",
+           "rollout_mismatch", "rollout_mismatch_max", "rollout_ppl_ratio", "rollout_ess")  # fmt: skip
 
 
 class Health:
-    """Watches ``train/...`` metrics. A sign is said again only after it had gone."""
+    """Watches ``train/...`` metrics, of a rollout that ``cuts`` its distribution or not. A sign is said again only
+    after it had gone."""
 
-    def __init__(self, limits: HealthConfig) -> None:
-        self._limits = limits
+    def __init__(self, limits: HealthConfig, cuts: bool = False) -> None:
+        self._limits, self._cuts = limits, cuts
         self._first: dict[str, list[float]] = {}
         self._latest: dict[str, list[float]] = {}
         self._present: list[str] = []
@@ -31,7 +33,7 @@ class Health:
                 self._latest[name] = [*self._latest.get(name, []), value][-STEPS:]
         found = {
             "entropy collapse": self._entropy(), "KL blow-up": self._divergence(), "length explosion": self._length(),
-            "dead prompts": self._prompts(),
+            "dead prompts": self._prompts(), "rollout mismatch": self._mismatch(),
         }  # fmt: skip
         appeared = [f"{sign}: {text}" for sign, text in found.items() if text and sign not in self._present]
         self._present = [sign for sign, text in found.items() if text]
@@ -80,6 +82,35 @@ class Health:
         return (
             f"all samples of a prompt score alike for {dead:.0%} of the completions, which teach nothing; {cause}: "
             "choose other prompts, or draw more samples of each"
+        )
+
+    def _mismatch(self) -> str:
+        """Said at once, of the mean of the steps there are: this is wrong from the first step on, or not at all."""
+        said = {name: self._latest.get(name, [math.nan]) for name in WATCHED if name.startswith("rollout_")}
+        now, ppl, ess = (fmean(said[f"rollout_{name}"]) for name in ("mismatch", "ppl_ratio", "ess"))
+        limit, first = self._limits.mismatch_above or math.inf, self._begun("rollout_mismatch")
+        few = ess < (self._limits.ess_below or 0)
+        if not (now > limit or few):
+            return ""
+        found = (
+            f"the trainer's log-probs are {now:.3g} nats a token from those that the rollout drew with, "
+            f"{max(said['rollout_mismatch_max']):.3g} at most, and the tokens are worth {ess:.0%} of as many draws of "
+            "its policy: "
+        )
+        if self._cuts and not few and now < limit + math.log(max(ppl, 1)):  # equal if the rollout finds each likelier
+            return found + (
+                "all but little of it is one-sided, as top_k, top_p or min_p make it, for the rollout's log-probs are "
+                "of the distribution that they cut down; do without them, or raise mismatch_above"
+            )
+        if now > 2 * first:
+            return found + (
+                f"after {first:.3g} in the first steps, so weights may reach the rollout late or not at all, or "
+                "training has come to where dtypes or kernels of the engines differ most"
+            )
+        return found + (
+            "the engines compute in other dtypes or with other kernels, weights do not reach the rollout, or its "
+            "log-probs are of another temperature or of what top_k, top_p, min_p or min_response_tokens left; until "
+            "that is mended, rollout_is and rollout_band keep such tokens from misleading the loss"
         )
 
     def _reward(self) -> str:

@@ -11,8 +11,16 @@ from torch import Tensor
 from drivetrain.contracts.algorithm import Algorithm, LossTerm
 from drivetrain.driver.advantage import compute_advantage
 from drivetrain.errors import UserError
-from drivetrain.metrics import Mean, Metric, merge_metrics
-from drivetrain.numerics import fill_masked, kl_penalty, masked_sum, truncated_weights
+from drivetrain.metrics import Max, Mean, Metric, merge_metrics
+from drivetrain.numerics import (
+    band_mask,
+    effective_sample_size,
+    fill_masked,
+    kl_penalty,
+    masked_mean,
+    masked_sum,
+    truncated_weights,
+)
 from drivetrain.seam.registry import get_registry
 from drivetrain.seam.specs import AdvantageEstimatorSpec
 
@@ -29,6 +37,14 @@ class PolicyGradient(Algorithm):
     """
 
     config: PolicyGradientConfig
+
+    def notes(self, roles: Roles) -> Sequence[str]:
+        c = self.config
+        if c.rollout_is != "auto" or c.old_log_probs == "rollout" or c.correction(shared=False) != "none":
+            return ()
+        said = (f"rollout_is auto comes to none: policy loss {c.policy_loss!r} reads no importance weights, so nothing "
+                "corrects for what tells the rollout's policy from the trainer's")  # fmt: skip
+        return () if roles.rollout.shares_weights else (said,)
 
     def sample(self, roles: Roles, prompts: DataProto) -> DataProto:
         """Scored completions, ``group_size`` of each prompt.
@@ -53,10 +69,15 @@ class PolicyGradient(Algorithm):
         if c.old_log_probs == "rollout":
             return batch.with_columns(old_log_probs=batch["rollout_log_probs"])
         batch = roles.actor.log_probs(batch)
-        if c.rollout_is == "none":
+        level = c.correction(roles.rollout.shares_weights)
+        if level == "none" and not c.bands:
             return batch
-        weights = truncated_weights(batch["old_log_probs"] - batch["rollout_log_probs"], batch["response_mask"],
-                                    c.rollout_is, c.rollout_is_threshold)  # fmt: skip
+        mask, log_ratio = batch["response_mask"], batch["old_log_probs"] - batch["rollout_log_probs"]
+        weights = (mask != 0).to(log_ratio)
+        if level != "none":
+            weights = truncated_weights(log_ratio, mask, level, c.rollout_is_threshold)
+        for at, bounds in c.bands.items():
+            weights = weights * band_mask(log_ratio, mask, at, *bounds)
         return batch.with_columns(rollout_is_weights=weights)
 
     def advantages(self, batch: DataProto) -> DataProto:
@@ -102,9 +123,31 @@ class PolicyGradient(Algorithm):
             # exact where log-probs were recomputed; else estimated from the drawn tokens, as the mean of -log p
             entropy = batch["entropy"] if "entropy" in batch else -batch["rollout_log_probs"]
             metrics["entropy"] = Mean(masked_sum(entropy, mask), tokens)
-        if c.old_log_probs == "recompute":
-            difference = (batch["old_log_probs"] - batch["rollout_log_probs"]).abs()
-            metrics["rollout_mismatch"] = Mean(masked_sum(difference, mask), tokens)
-        if c.rollout_is != "none":
+        return metrics | self._rollout_metrics(batch) if c.old_log_probs == "recompute" else metrics
+
+    def _rollout_metrics(self, batch: DataProto) -> dict[str, Metric]:
+        """How far the trainer is from the rollout before the update, and what became of the weights."""
+        c, mask = self.config, batch["response_mask"]
+        rollout, trainer = batch["rollout_log_probs"], batch["old_log_probs"]
+        log_ratio = fill_masked(trainer - rollout, mask)
+        tokens, rows = (mask != 0).sum(), (mask != 0).any(dim=-1).sum()
+
+        def share(chosen: Tensor, level: str) -> Mean:
+            return Mean(chosen.any(dim=-1).sum(), rows) if level == "sequence" else Mean(chosen.sum(), tokens)
+
+        metrics: dict[str, Metric] = {
+            "rollout_mismatch": Mean(log_ratio.abs().sum(), tokens),
+            "rollout_mismatch_max": Max(log_ratio.abs().max()),
+            "rollout_kl": Mean(masked_sum(kl_penalty(rollout, trainer, "k3"), mask), tokens),
+            "rollout_ppl_ratio": Mean((-masked_mean(log_ratio, mask)).exp(), 1),
+            "rollout_ess": Mean(effective_sample_size(log_ratio, mask), 1),
+        }
+        if "rollout_is_weights" in batch:
             metrics["rollout_is_weight"] = Mean(masked_sum(batch["rollout_is_weights"], mask), tokens)
+            if (level := c.correction(shared=False)) != "none":
+                cut = truncated_weights(log_ratio, mask, level, c.rollout_is_threshold) == c.rollout_is_threshold
+                metrics["rollout_truncated"] = share(cut, level)
+        for level, bounds in c.bands.items():
+            outside = (mask != 0) & ~band_mask(log_ratio, mask, level, *bounds)
+            metrics["rollout_rejected" if level == "sequence" else "rollout_masked"] = share(outside, level)
         return metrics

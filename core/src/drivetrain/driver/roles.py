@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.config import RunConfig, ScheduleConfig
@@ -47,6 +48,12 @@ class RolloutRole:
     def __init__(self, group: WorkerGroup, phases: Phases, progress: Progress, pad_token_id: int) -> None:
         self._group, self._phases, self._progress = group, phases, progress
         self._pad_token_id = pad_token_id
+
+    @cached_property
+    def shares_weights(self) -> bool:
+        """Whether it runs the actor's own module on every rank, so that it differs from the trainer in nothing."""
+        shares = self._group.call("shares_weights")
+        return all(shares) if isinstance(shares, list) else bool(shares)
 
     def generate(
         self, prompts: DataProto, *, samples: int = 1, temperature: float | None = None, phase: str = "generate"

@@ -34,7 +34,8 @@ class Trainer:
         self.run_dir = run_dir
         self.notes = tuple(notes)
         self.algorithm: Algorithm = resolve("algorithms", self.run.algorithm.name)(self.run.algorithm)
-        self.health = Health(self.run.trainer.health)
+        rollout = self.run.rollout
+        self.health = Health(self.run.trainer.health, cuts=rollout is not None and rollout.truncates_distribution)
         self.saving = Saving(session, tracking, run_dir)
         self.metrics: dict[str, float] = {}
 
@@ -145,12 +146,12 @@ class Trainer:
         self.tracking.step_ended(StepEnded(step=step, run_dir=self.run_dir, metrics=self.metrics))
 
     def _info(self) -> RunInfo:
-        run = self.run
+        run, notes = self.run, (*self.notes, *self.algorithm.notes(self.session.roles))
         prompts, samples = run.data.batch_prompts, run.algorithm.samples_per_prompt()
         plan: dict[str, int | str] = {
             "steps": run.trainer.steps, "prompts": prompts, "samples": samples, "sequences": prompts * samples,
             "mini-batches": prompts // (run.actor.mini_batch_prompts or prompts),
             "workers": self.session.policy.world_size,
         }  # fmt: skip
-        return RunInfo(run_dir=self.run_dir, config=run, notes=self.notes,
+        return RunInfo(run_dir=self.run_dir, config=run, notes=notes,
                        first_step=self.session.progress.step + 1, plan=plan)  # fmt: skip

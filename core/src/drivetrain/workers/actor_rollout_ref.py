@@ -61,6 +61,11 @@ class ActorRolloutRefWorker(ModelWorker):
         return self.device_name
 
     @register()
+    def shares_weights(self) -> bool:
+        """Whether the rollout runs the actor's own module."""
+        return self.hybrid is not None and self.hybrid.shares
+
+    @register()
     def enter_generation(self, version: int) -> Mapping[str, float]:
         """Get ready to generate with the weights of that version; generation does so by itself if this was not called.
 

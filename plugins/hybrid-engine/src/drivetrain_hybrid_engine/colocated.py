@@ -21,12 +21,10 @@ class Colocated(HybridEngine):
     """Has the rollout run the trainer's module, or sends it the trainer's weights when it has to have new ones.
 
     Attributes:
-        shares: the two engines are one module, and nothing moves.
         transport: carries the weights where they move.
     """
 
     config: ColocatedConfig
-    shares: bool
     transport: WeightTransport
 
     def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
