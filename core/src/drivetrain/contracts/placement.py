@@ -83,7 +83,11 @@ class HybridEngine(ABC):
 
     @abstractmethod
     def enter_generation(self, version: int) -> Mapping[str, float]:
-        """Get ready to generate with the weights of that version."""
+        """Get ready to generate with the weights of that version.
+
+        Parameters that the backend offloads are on the device, and will leave it after the call; they may do so in it,
+        before a rollout takes memory that it needs for generation alone.
+        """
 
     @abstractmethod
     def enter_training(self) -> Mapping[str, float]:
