@@ -77,11 +77,7 @@ class Departure:
 
 
 class Arrival:
-    """A stream on its way in. The receiver that iterates it sees the error where something is wrong.
-
-    Attributes:
-        complete: everything has come.
-    """
+    """A stream on its way in. The receiver that iterates it sees the error where something is wrong."""
 
     def __init__(self, stream: WeightStream, expected: Description, *, fingerprints: Chosen | bool) -> None:
         """Take a stream over.
@@ -90,43 +86,49 @@ class Arrival:
             expected: what has to come; it may grow while the stream is drawn from.
             fingerprints: the weights of which it is compared with the one that they left with, or whether all are.
         """
-        self.complete = False
-        self._stream = stream
-        self._manifest = Manifest(expected)
-        self._chosen = _chosen(fingerprints)
-        self.stream = WeightStream(self._pass_on())
+        self._ended: list[bool] = []
+        # which does not refer to this object: a receiver that lets it go has let the stream go, at once
+        self.stream = WeightStream(_checked(stream, Manifest(expected), _chosen(fingerprints), self._ended))
 
-    def _pass_on(self) -> Iterator[Bucket]:
-        for bucket in self._stream:
-            for entry in bucket.entries:
-                self._check(entry)
-            self._compare([entry for entry in bucket.entries if not entry.alias and self._chosen(entry.name)])
-            yield bucket
-        self._manifest.complete()
-        self.complete = True
+    @property
+    def complete(self) -> bool:
+        """Whether everything has come."""
+        return bool(self._ended)
 
-    def _check(self, entry: WeightEntry) -> None:
-        """Raise ``WeightStreamError`` for an entry that is not as it was described."""
-        self._manifest.accept(entry)
-        _, dtype = self._manifest.expected[entry.name]
-        if entry.dtype != dtype:
-            raise WeightStreamError(f"weight {entry.name!r} was sent as {entry.dtype}; expected {dtype}")
-        if entry.alias:
-            return
-        tensor = entry.tensor
-        if tensor.dtype != dtype or (entry.placement.count == 1 and tensor.shape != entry.shape):
-            raise WeightStreamError(f"weight {entry.name!r} is said to be {entry.dtype} of shape {entry.shape}; the "
-                                    f"tensor that came is {tensor.dtype} of shape {tuple(tensor.shape)}")  # fmt: skip
 
-    @staticmethod
-    def _compare(entries: Sequence[WeightEntry]) -> None:
-        """Raise ``WeightStreamError`` where contents have changed."""
-        found = fingerprints([entry.tensor for entry in entries])
-        if wrong := [repr(entry.name) for entry, own in zip(entries, found) if own != entry.fingerprint]:
-            more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-            said = f"weight {wrong[0]} did not arrive as it left" if len(wrong) == 1 else (
-                   f"weights {', '.join(wrong[:NAMED])}{more} did not arrive as they left")  # fmt: skip
-            raise WeightStreamError(f"{said}: the fingerprints differ")
+def _checked(stream: WeightStream, manifest: Manifest, chosen: Chosen, ended: list[bool]) -> Iterator[Bucket]:
+    for bucket in stream:
+        for entry in bucket.entries:
+            _check(entry, manifest)
+        _compare([entry for entry in bucket.entries if not entry.alias and chosen(entry.name)])
+        yield bucket
+    manifest.complete()
+    ended.append(True)
+
+
+def _check(entry: WeightEntry, manifest: Manifest) -> None:
+    """Raise ``WeightStreamError`` for an entry that is not as it was described."""
+    manifest.accept(entry)
+    _, dtype = manifest.expected[entry.name]
+    if entry.dtype != dtype:
+        raise WeightStreamError(f"weight {entry.name!r} was sent as {entry.dtype}; expected {dtype}")
+    if entry.alias:
+        return
+    tensor = entry.tensor
+    if tensor.dtype != dtype or (entry.placement.count == 1 and tensor.shape != entry.shape):
+        raise WeightStreamError(f"weight {entry.name!r} is said to be {entry.dtype} of shape {entry.shape}; the "
+                                f"tensor that came is {tensor.dtype} of shape {tuple(tensor.shape)}")  # fmt: skip
+
+
+def _compare(entries: Sequence[WeightEntry]) -> None:
+    """Raise ``WeightStreamError`` where contents have changed."""
+    found = fingerprints([entry.tensor for entry in entries])
+    if wrong := [repr(entry.name) for entry, own in zip(entries, found) if own != entry.fingerprint]:
+        if len(wrong) == 1:
+            raise WeightStreamError(f"weight {wrong[0]} did not arrive as it left: the fingerprints differ")
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        raise WeightStreamError(f"weights {', '.join(wrong[:NAMED])}{more} did not arrive as they left: the "
+                                "fingerprints differ")  # fmt: skip
 
 
 def _chosen(which: Chosen | bool) -> Chosen:
