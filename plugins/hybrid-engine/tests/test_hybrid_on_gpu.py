@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ def test_nothing_goes_through_the_host(tmp_path: Path) -> None:
 
 def _large(rank: int, port: int, folder: Path) -> None:
     """Send 3 GiB twice in buckets of 256 MiB."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     hardware: Any = resolve("hardware", HARDWARE)(PluginConfig(name=HARDWARE))
     hardware.select(0)
     met = Meeting(store=TCPStore("localhost", port, is_master=False), rank=rank, size=2, hardware=hardware)

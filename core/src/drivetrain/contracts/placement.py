@@ -109,7 +109,8 @@ class WeightTransport(Protocol):
     """Carries buckets from where weights are trained to where they generate.
 
     The factory takes a :class:`Meeting`; that of a transport with both ends in one process (capability
-    ``weight_transport.same_process``) takes nothing.
+    ``weight_transport.same_process``) takes nothing. One that connects processes of a node, and none of another, has
+    capability ``weight_transport.same_device``.
     """
 
     def send(self, stream: WeightStream) -> None:
