@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -122,6 +123,21 @@ def test_a_policy_and_its_reference_are_on_the_device_when_they_compute(tmp_path
         ("actor update", {"actor": ALL}), ("sync", actor), ("generate", {}), ("save", {"actor": ALL}),
         ("load", {"actor": ALL}), ("export", actor), ("end", {}),
     ]  # fmt: skip
+
+
+def test_a_sync_that_fails_is_made_before_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = started(ActorRolloutRefWorker, "actor")
+    worker.hybrid, worker.rollout = Hybrid(), SimpleNamespace(generate_batch=lambda requests: look("generate"))
+    worker.config.rollout = SimpleNamespace()
+    monkeypatch.setattr("drivetrain.workers.actor_rollout_ref.requests_of", lambda *args, **options: [])
+    worker.enter_generation(0)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost"):
+        patch.setattr(worker.hybrid, "enter_generation", Mock(side_effect=RuntimeError("lost")))
+        worker.enter_generation(1)
+    look("after")
+    monkeypatch.setattr("drivetrain.workers.actor_rollout_ref.completions_to_batch", lambda *args, **options: BATCH)
+    worker.generate_sequences(DataProto.from_dict(dict(BATCH.batch), meta_info={"pad_token_id": 0}))
+    assert [call for call, _ in SEEN[:4]] == ["sync", "after", "sync", "generate"] and SEEN[1] == ("after", {})
 
 
 def test_a_critic_leaves_after_each_call_even_one_that_fails() -> None:

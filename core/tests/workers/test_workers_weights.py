@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from drivetrain import weights
 from drivetrain.errors import ExpiredWeightsError, WeightStreamError
-from drivetrain.weights import Manifest, Placement, WeightEntry, fingerprint, lend
+from drivetrain.weights import ROW, Manifest, Placement, WeightEntry, fingerprint, fingerprints, lend
 
 SIZES = {"a": 4, "b": 4, "big": 40, "c": 8, "tied": 6, "d": 2}  # numbers of 4 bytes
 
@@ -140,6 +141,64 @@ def test_any_difference_changes_the_fingerprint() -> None:
         tensor.view(torch.int32),
         tensor.flip(0),
         torch.zeros(0),
+        torch.zeros(3),
+        torch.zeros(3, dtype=torch.bfloat16),
         torch.tensor(1.0),
     ]
-    assert len({fingerprint(other) for other in others}) == len(others)
+    assert len(set(fingerprints(others))) == len(others)
+    assert fingerprints(others) == [fingerprint(other) for other in others] and fingerprints([]) == []
+
+
+LARGE = torch.arange(3 * ROW + 5, dtype=torch.int32)  # words of three rows, and a few
+
+
+@pytest.mark.parametrize(
+    "places",
+    [(7, 8), (7, ROW + 7), (ROW + 2, 2 * ROW + 1), (5, 3 * ROW + 4), (3 * ROW, 3 * ROW + 1)],
+    ids=["in a row", "between rows", "across", "with the last", "in the rest"],
+)
+def test_a_swap_of_two_words_shows(places: tuple[int, int]) -> None:
+    swapped = LARGE.clone()
+    swapped[list(places)] = LARGE[list(places[::-1])]
+    negative = LARGE.clone()  # words that differ in their sign alone
+    negative[places[0]] = LARGE[places[0]] - 2**31
+    other = negative.clone()
+    other[list(places)] = negative[list(places[::-1])]
+    twice = negative.clone()
+    twice[places[1]] = LARGE[places[1]] - 2**31
+    found = fingerprints([LARGE, LARGE.roll(1), LARGE.roll(ROW), swapped, negative, other, twice])
+    assert len(set(found)) == len(found)
+
+
+def test_every_bit_counts() -> None:
+    octets = torch.arange(11, dtype=torch.uint8)
+    flipped = [octets.clone() for _ in range(88)]
+    for number, one in enumerate(flipped):
+        one[number // 8] ^= 1 << number % 8
+    found = fingerprints([octets, *flipped])
+    assert len(set(found)) == 89
+
+
+def test_where_bytes_lie_does_not_count() -> None:
+    """Neither that they start where no word does, nor what they are part of."""
+    around = torch.arange(4 * ROW * 5, dtype=torch.int64).to(torch.uint8)
+    for start in range(4):
+        inside = around[start : start + 4 * ROW * 4 + 7]  # more than what is summed at once
+        assert fingerprint(inside) == fingerprint(inside.clone())
+
+
+@pytest.mark.parametrize("row", [4, ROW])
+def test_the_checksum_is_the_sum_that_is_documented(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of more rows than there are numbers at hand."""
+
+    def mixed(number: int) -> int:
+        """Splitmix64, in integers of any size."""
+        z = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return (z ^ z >> 31) | 1
+
+    monkeypatch.setattr(weights, "ROW", row)
+    words = LARGE[-123:]
+    total = sum(mixed(row + i // row) * mixed(i % row) * word for i, word in enumerate(words.tolist())) % 2**64
+    assert int(weights._checksum(words, weights._odd(0, 2 * row, words.device))) % 2**64 == total

@@ -3,9 +3,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
+collect_ignore_glob = [] if torch.accelerator.is_available() else ["*_on_gpu.py"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,26 +48,93 @@ def write_model(folder: Path, *, tied: bool) -> Path:
     return folder
 
 
-class Pair:
-    """A trainer and a rollout of one process."""
+class Journal:
+    """What reaches the two engines, in order; what is to fail does so once, before anything is done."""
 
-    def __init__(self, folder: Path, *, rank: int = 0, world_size: int = 1, **options: Any) -> None:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.failing: set[str] = set()
+
+    def note(self, *words: str) -> None:
+        event = " ".join(words)
+        self.events.append(event)
+        if event in self.failing:
+            self.failing.remove(event)
+            raise RuntimeError(f"{event} failed")
+
+    def take(self) -> list[str]:
+        events, self.events = self.events, []
+        return events
+
+
+def watched(backend: type, rollout: type, journal: Journal) -> tuple[type, type]:
+    """The two engines, with a journal; the rollout sleeps, and its weights are lost in sleep."""
+
+    class Backend(backend):  # type: ignore[misc,valid-type]
+        def offload(self, parts: Collection[str]) -> None:
+            journal.note("offload", *sorted(parts))
+            super().offload(parts)
+
+        def onload(self, parts: Collection[str]) -> None:
+            journal.note("onload", *sorted(parts))
+            super().onload(parts)
+
+        @contextmanager
+        def weights(self, **options: Any) -> Iterator[WeightStream]:
+            with super().weights(**options) as stream:
+
+                def buckets() -> Iterator[Bucket]:
+                    journal.note("gather")
+                    yield from stream
+
+                yield WeightStream(buckets())
+
+    class Rollout(rollout):  # type: ignore[misc,valid-type]
+        def load_weights(self, stream: WeightStream, version: int) -> None:
+            journal.note("load")
+            super().load_weights(stream, version)
+
+        def sleep(self, parts: Collection[str] = ()) -> None:
+            journal.note("sleep", *parts)
+            if "weights" in parts:
+                for tensor in self._own_or_attached().state_dict().values():
+                    tensor.fill_(float("nan"))
+
+        def wake(self, parts: Collection[str] = ()) -> None:
+            journal.note("wake", *parts)
+
+        def generate_batch(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+            journal.note("generate")
+            return super().generate_batch(requests)
+
+    return Backend, Rollout
+
+
+class Pair:
+    """A trainer and a rollout of one process; with a journal they are :func:`watched`."""
+
+    def __init__(
+        self, folder: Path, *, rank: int = 0, world_size: int = 1, journal: Journal | None = None,
+        moves: Collection[str] = (), attach: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         hardware = resolve("hardware", "cpu")(PluginConfig(name="cpu"))
         place: Any = {"model": ModelConfig(path=folder), "hardware": hardware, "rank": rank,
                       "world_size": world_size, "seed": 5}  # fmt: skip
         from drivetrain_backend_fsdp.config import AdamWConfig, FSDPConfig
         from drivetrain_rollout_hf.config import HFRolloutConfig
 
-        self.backend = resolve("backends", "fsdp")(
-            FSDPConfig(),
+        backend, rollout = resolve("backends", "fsdp"), resolve("rollouts", "hf")
+        if journal is not None:
+            backend, rollout = watched(backend, rollout, journal)
+        self.backend = backend(
+            FSDPConfig(**{f"{part}_offload": True for part in moves}),
             BackendContext(role="actor", optimizer=AdamWConfig(lr=1e-2, eps=1e-3), max_grad_norm=1.0, **place),
         )
         self.backend.initialize()
-        self.rollout = resolve("rollouts", "hf")(
-            HFRolloutConfig(name="hf", max_response_tokens=RESPONSE), RolloutContext(**place)
-        )
+        self.rollout = rollout(HFRolloutConfig(name="hf", max_response_tokens=RESPONSE), RolloutContext(**place))
         self.hybrid = Colocated(ColocatedConfig(**options))
-        self.hybrid.attach(self.backend, self.rollout)
+        if attach:
+            self.hybrid.attach(self.backend, self.rollout)
         self.rollout.initialize()
 
     def held(self) -> dict[str, Tensor]:

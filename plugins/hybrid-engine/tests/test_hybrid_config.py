@@ -34,7 +34,7 @@ def test_capabilities_follow_from_the_settings() -> None:
     assert ColocatedConfig(sharing="never").required_capabilities() == ("backend.weights", "rollout.load_weights")
 
 
-@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+@pytest.mark.parametrize("transport", ["gloo", "nccl", "ipc", "folder"])
 def test_a_transport_to_another_process_is_refused(transport: str) -> None:
     ((key, (what, mend)),) = problems(transport=transport).items()
     assert key == "transport" and f"{transport!r} is for weights that go to another process" in what

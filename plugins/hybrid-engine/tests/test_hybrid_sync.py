@@ -13,6 +13,7 @@ import torch
 
 from drivetrain import RunError, UserError, WeightStreamError
 from drivetrain.weights import WeightEntry, WeightStream
+from drivetrain_hybrid_engine.delivery import SAMPLE, sample
 
 PROMPTS = [(5, 6, 7), (9, 8, 7), (30, 31, 40)]
 
@@ -28,7 +29,9 @@ def test_the_rollout_has_the_trainers_weights_before_and_after_updates(model: Pa
         tied = held["lm_head.weight"].equal(held["model.embed_tokens.weight"])
         assert tied == pair.backend.model.config.tie_word_embeddings
         sizes = [t.numel() * 4 for name, t in held.items() if not (tied and name == "lm_head.weight")]
-        assert metrics.keys() == {"bytes", "buckets", "seconds"} and metrics["bytes"] == sum(sizes)
+        assert metrics.keys() == {"bytes", "buckets", "seconds", "bandwidth", "peak_bytes"}
+        assert metrics["bytes"] == sum(sizes) and metrics["bandwidth"] > metrics["bytes"] / metrics["seconds"]
+        assert metrics["peak_bytes"] >= 0
         fewest = {1: len(sizes), 5000: sum(sizes) // 5000, 2**28: 1}[bucket_bytes]
         most = {1: len(held), 5000: len(sizes) - 1, 2**28: 1}[bucket_bytes]
         assert fewest <= metrics["buckets"] <= most
@@ -132,6 +135,39 @@ def test_when_contents_are_compared(fingerprint: str, refused: list[bool], model
             assert pair.hybrid.enter_generation(version)["buckets"] == 1
 
 
+def test_a_sample_comes_to_every_weight(models: dict[str, Path]) -> None:
+    """All at first; later one sync in sixteen finds a change of one weight, and the one after compares all again."""
+    pair = rig.Pair(models["untied"], sharing="never")
+    good, faulty = pair.hybrid.transport, rig.Faulty(rig.flipped)
+    assert pair.hybrid.config.fingerprint == "sampled"
+    pair.hybrid.transport = faulty
+    with pytest.raises(WeightStreamError, match="fingerprints differ"):
+        pair.hybrid.enter_generation(0)
+    pair.hybrid.transport = good
+    pair.hybrid.enter_generation(0)
+    pair.hybrid.transport = faulty
+    found = []
+    for version in range(1, 1 + SAMPLE):
+        try:
+            pair.hybrid.enter_generation(version)
+        except WeightStreamError:
+            found.append(version)
+            with pytest.raises(WeightStreamError, match="fingerprints differ"):
+                pair.hybrid.enter_generation(version)
+            break
+    assert found
+    names = pair.held()
+    sizes = [sum(map(sample(number), names)) for number in range(SAMPLE)]
+    assert sum(sizes) == len(names) and max(sizes) < len(names) / 2
+
+
+def test_all_weights_that_changed_are_named(model: Path) -> None:
+    pair = rig.Pair(model, sharing="never", bucket_bytes=2**28)
+    pair.hybrid.transport = rig.Faulty(lambda e: [e] if e.alias else with_tensor(e, -e.tensor))
+    with pytest.raises(WeightStreamError, match="weights 'model.embed_tokens.weight', '.*' and .* did not arrive as"):
+        pair.hybrid.enter_generation(0)
+
+
 LENT_OTHERWISE = {
     "missing": (lambda t: [], "1 weights were not sent"),
     "doubled": (lambda t: [t, t], "sent twice"),
@@ -195,47 +231,6 @@ def test_what_is_lent_expires(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pair.hybrid.enter_generation(1)
     with pytest.raises(ExpiredWeightsError):
         _ = kept[0].tensor
-
-
-class Sleeper:
-    """Notes the calls that reach a rollout."""
-
-    def __init__(self, pair: rig.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Any] = []
-        load = pair.rollout.load_weights
-        for name in ("sleep", "wake"):
-            monkeypatch.setattr(pair.rollout, name, lambda parts, name=name: self.calls.append((name, *parts)))
-        monkeypatch.setattr(
-            pair.rollout, "load_weights", lambda stream, version: (self.calls.append("load"), load(stream, version))
-        )
-
-    def take(self) -> list[Any]:
-        calls, self.calls = self.calls, []
-        return calls
-
-
-def test_a_rollout_that_sleeps_is_woken_in_two_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drivetrain_hybrid_engine import colocated
-
-    real = colocated.offered
-    monkeypatch.setattr(colocated, "offered", lambda *names: real(*names) | {"rollout.sleep"})
-    pair = rig.Pair(model, sharing="never")
-    seen = Sleeper(pair, monkeypatch)
-    pair.hybrid.enter_generation(0)
-    assert seen.take() == ["load"]
-    pair.hybrid.enter_training()
-    pair.hybrid.enter_training()
-    assert seen.take() == [("sleep", "weights", "kv_cache")]
-    assert pair.hybrid.enter_generation(0)["buckets"] == 1  # weights that slept have to come again
-    assert seen.take() == [("wake", "weights"), "load", ("wake", "kv_cache")]
-
-
-def test_a_rollout_that_does_not_sleep_is_left_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = rig.Pair(model, sharing="never")
-    seen = Sleeper(pair, monkeypatch)
-    pair.hybrid.enter_generation(0)
-    pair.hybrid.enter_training()
-    assert seen.take() == ["load"]
 
 
 def test_engines_that_can_only_share_are_refused_over_ranks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

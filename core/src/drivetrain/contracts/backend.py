@@ -147,11 +147,11 @@ class TrainingBackend(ABC):
         raise TypeError(f"backend {self.config.name!r} does not offer backend.live_module")
 
     def offload(self, parts: Collection[str]) -> None:
-        """Move ``parameters``, ``gradients`` or ``optimizer`` to host memory."""
+        """Move ``parameters``, ``gradients`` or ``optimizer`` to host memory; a part that is there stays there."""
         raise TypeError(f"backend {self.config.name!r} cannot offload {sorted(parts)}")
 
     def onload(self, parts: Collection[str]) -> None:
-        """Bring the parts back."""
+        """Bring the parts back; one that is on the device stays there."""
         raise TypeError(f"backend {self.config.name!r} cannot offload {sorted(parts)}")
 
     def memory(self) -> dict[str, int]:

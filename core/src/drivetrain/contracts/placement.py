@@ -85,7 +85,11 @@ class HybridEngine(ABC):
 
     @abstractmethod
     def enter_generation(self, version: int) -> Mapping[str, float]:
-        """Get ready to generate with the weights of that version."""
+        """Get ready to generate with the weights of that version.
+
+        Parameters that the backend offloads are on the device, and will leave it after the call; they may do so in it,
+        before a rollout takes memory that it needs for generation alone.
+        """
 
     @abstractmethod
     def enter_training(self) -> Mapping[str, float]:
@@ -107,7 +111,8 @@ class WeightTransport(Protocol):
     """Carries buckets from where weights are trained to where they generate.
 
     The factory takes a :class:`Meeting`; that of a transport with both ends in one process (capability
-    ``weight_transport.same_process``) takes nothing.
+    ``weight_transport.same_process``) takes nothing. One that connects processes of a node, and none of another, has
+    capability ``weight_transport.same_device``.
     """
 
     def send(self, stream: WeightStream) -> None:

@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
         raise TypeError(f"rollout {self.config.name!r} does not offer rollout.load_weights")
 
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
-        """Free the device memory of the parts."""
+        """Free the device memory of the parts; others of them may be asleep already."""
 
     def wake(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
         """Take the device memory of the parts back; weights are undefined until loaded."""

@@ -21,7 +21,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
     },
     "rollouts": {"hf": "drivetrain-rollout-hf"},
     "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
-    "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl")},
+    "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl", "ipc", "folder")},
     "advantage_estimators": {
         **{name: f"drivetrain-algo-{name}" for name in ("grpo", "opo")},
         **{name: "drivetrain-advantages" for name in _ADVANTAGES},

@@ -71,11 +71,12 @@ class ActorRolloutRefWorker(ModelWorker):
 
         Without a hybrid engine there is nothing to do.
         """
+        self._generating, metrics = False, {}  # after an error there is nothing to generate with
+        if self.hybrid:
+            with self.phase("sync", "actor", "parameters"):
+                metrics = dict(self.hybrid.enter_generation(version))
         self._generating = True
-        if not self.hybrid:
-            return {}
-        with self.phase("sync", "actor", "parameters"):
-            return self.hybrid.enter_generation(version)
+        return metrics
 
     @register()
     def enter_training(self) -> Mapping[str, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,13 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain import RunError, WeightStreamError
-from drivetrain.weights import Bucket, Placement, WeightEntry, WeightStream, lend
+from drivetrain.weights import Bucket, WeightStream
+from drivetrain_hybrid_engine import headers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-ALIGNMENT = 16
-"""Bytes; a tensor of the buffer starts at a multiple, so that it can be seen as its dtype."""
 
 
 class Broadcast:
@@ -77,13 +74,10 @@ class Broadcast:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def _send_bucket(self, bucket: Bucket) -> None:
-        places, size = _layout([entry.nbytes for entry in bucket.entries])
+        size = headers.room(bucket)
         buffer = self._room(size)
-        for entry, place in zip(bucket.entries, places):
-            if entry.nbytes:
-                _view(buffer, place, entry.nbytes, entry.dtype).copy_(entry.tensor.detach().reshape(-1))
-        described = {"version": bucket.version, "kind": bucket.kind, "entries": list(map(_describe, bucket.entries))}
-        self._send_header(described, payload=size)
+        headers.fill(buffer, bucket)
+        self._send_header(headers.describe(bucket), payload=size)
         if size:
             self._broadcast(buffer)
 
@@ -108,7 +102,7 @@ class Broadcast:
             if payload:
                 self._broadcast(buffer)
             with ExitStack() as loan:
-                yield _bucket(header, buffer, loan)
+                yield headers.bucket(header, headers.parts(header, buffer), loan)
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         dist.broadcast(tensor, group=self._group, group_src=self._source)
@@ -130,48 +124,3 @@ class NCCLBroadcast(Broadcast):
     """Between the devices that are current in each process."""
 
     device_type = "cuda"
-
-
-def _describe(entry: WeightEntry) -> dict[str, Any]:
-    place = entry.placement
-    return {
-        "name": entry.name, "dtype": str(entry.dtype).removeprefix("torch."), "shape": list(entry.shape),
-        "held": None if entry.alias else list(entry.tensor.shape), "bytes": entry.nbytes, "alias": entry.alias,
-        "fingerprint": entry.fingerprint, "placement": [place.dim, place.index, place.count],
-    }  # fmt: skip
-
-
-def _bucket(header: dict[str, Any], buffer: Tensor, loan: ExitStack) -> Bucket:
-    """The bucket that a header describes, its tensors views of the buffer, which are lent until ``loan`` ends."""
-    described = header["entries"]
-    places, _ = _layout([one["bytes"] for one in described])
-
-    def tensors() -> Iterator[tuple[str, Tensor, str | None]]:
-        for one, place in zip(described, places):
-            dtype = getattr(torch, one["dtype"])
-            if one["alias"]:
-                yield one["name"], torch.empty(one["shape"], dtype=dtype, device="meta"), one["alias"]
-            else:
-                yield one["name"], _view(buffer, place, one["bytes"], dtype).view(one["held"]), None
-
-    everything = sum(one["bytes"] for one in described)
-    (lent,) = loan.enter_context(lend(tensors(), bucket_bytes=everything, version=header["version"]))
-    entries = []
-    for one, entry in zip(described, lent.entries):
-        dim, index, count = one["placement"]
-        placement = Placement(dim=dim, index=index, count=count)
-        entries.append(replace(entry, shape=tuple(one["shape"]), placement=placement, fingerprint=one["fingerprint"]))
-    return replace(lent, kind=header["kind"], entries=tuple(entries))
-
-
-def _layout(sizes: list[int]) -> tuple[list[int], int]:
-    """Where tensors of these bytes start in the buffer, and how long it has to be."""
-    places, end = [], 0
-    for size in sizes:
-        places.append(end)
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return places, end
-
-
-def _view(buffer: Tensor, place: int, size: int, dtype: torch.dtype) -> Tensor:
-    return buffer[place : place + size].view(dtype)

@@ -20,7 +20,7 @@ def drivetrain_hybrid_engines() -> Iterable[HybridEngineSpec]:
 
 @hookimpl
 def drivetrain_weight_transports() -> Iterable[WeightTransportSpec]:
-    """Inside a process, and over torch.distributed."""
+    """Inside a process, between those of a node, over torch.distributed, and through files."""
     yield WeightTransportSpec(
         name="in_process",
         summary="Each process receives what it sends; nothing is copied on the way.",
@@ -36,4 +36,15 @@ def drivetrain_weight_transports() -> Iterable[WeightTransportSpec]:
         name="nccl",
         summary="One process broadcasts to the others of its group, between devices, by NCCL.",
         factory="drivetrain_hybrid_engine.broadcast:NCCLBroadcast",
+    )
+    yield WeightTransportSpec(
+        name="ipc",
+        summary="Processes of one node see the sender's buffers; on a GPU nothing goes through the host.",
+        factory="drivetrain_hybrid_engine.ipc:IPC",
+        provides=("weight_transport.same_device",),
+    )
+    yield WeightTransportSpec(
+        name="folder",
+        summary="Buckets are files in a folder that sender and receivers share.",
+        factory="drivetrain_hybrid_engine.folder:Folder",
     )
