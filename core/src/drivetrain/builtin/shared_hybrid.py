@@ -12,7 +12,8 @@ from drivetrain.contracts.rollout import RolloutEngine
 class SharedWeights(HybridEngine):
     """Lets the rollout run the backend's own module. Weights are current by construction; nothing is copied."""
 
-    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
+    def attach(self, backend: TrainingBackend | None, rollout: RolloutEngine | None) -> None:
+        assert backend is not None and rollout is not None
         self._rollout = rollout
         rollout.attach(backend.live_module())
 

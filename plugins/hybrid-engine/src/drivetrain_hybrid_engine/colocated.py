@@ -29,12 +29,13 @@ class Colocated(HybridEngine):
     shares: bool
     transport: WeightTransport
 
-    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
+    def attach(self, backend: TrainingBackend | None, rollout: RolloutEngine | None) -> None:
         """Decide how the two get to the same weights.
 
         Raises:
             UserError: they can do neither what ``sharing`` asks for nor, with ``auto``, anything else.
         """
+        assert backend is not None and rollout is not None  # one group has both
         self._backend, self._rollout = backend, rollout
         capabilities = offered(get_registry(), backend.config.name, rollout.config.name)
         one_process = backend.context.world_size == 1
