@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recorded
 import tiny
 
-from drivetrain import UserError, WorkerError
+from drivetrain import WorkerError
 from drivetrain.config.resolve import load_config
 from drivetrain.driver.session import Session
 from drivetrain.metrics import to_floats
 from drivetrain.seam.registry import get_registry, resolve
 
 APART = ["executor.name=ray", "hybrid_engine.name=disaggregated"]
-TWO_POOLS = "placement={{pools: {{train: [{0}], generate: [{1}]}}, roles: {{actor: train, rollout: generate}}}}"
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +32,19 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    _, grpo = tiny.write_configs(tmp_path_factory.mktemp("apart"))
+    folder = tmp_path_factory.mktemp("apart")
+    (folder / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
+    _, grpo = tiny.write_configs(folder)
     return grpo
 
 
 def session(config: Path, *overrides: str) -> Session:
-    settings = ["data.batch_prompts=12", "actor.mini_batch_prompts=6", "data.eval=null", *overrides]
+    settings = ["data.batch_prompts=12", "actor.mini_batch_prompts=6", "data.eval=null",
+                f"rewards=[{{name: function, path: '{config.parent / 'score.py'}:score'}}]", *overrides]  # fmt: skip
     return Session(load_config(config, settings, get_registry()).run)
 
 
-def steps(session: Session, count: int = 3) -> list[tuple[Any, dict[str, float], dict[str, float]]]:
+def steps(session: Session, count: int = STEPS) -> list[tuple[Any, dict[str, float], dict[str, float]]]:
     """For each step: the batch, the metrics of learning, and those of the phases."""
     algorithm: Any = resolve("algorithms", session.run.algorithm.name)(session.run.algorithm)
     done = []
@@ -63,38 +64,45 @@ def together(config: Path) -> list[tuple[Any, dict[str, float], dict[str, float]
         return steps(one)
 
 
-LAYOUTS = {
-    "two pools": [TWO_POOLS.format(1, 1)],
-    "sharded": [TWO_POOLS.format(2, 2)],
-    "one pool": ["executor.processes=1", "executor.max_colocate_count=2"],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_steps_of_one_process(layout: str, config: Path, together: Any, cluster: None) -> None:
-    with session(config, *APART, *LAYOUTS[layout]) as apart:
-        assert apart.placement.endswith("; weights by gloo") and "; rollout on " in apart.placement
-        found = steps(apart)
-    for (batch, learned, phases), (same, expected, sent) in zip(found, together, strict=True):
-        assert batch["responses"].equal(same["responses"])
-        assert float((batch["rollout_log_probs"] - same["rollout_log_probs"]).abs().max()) < 1e-5
+def same_steps(found: Any, expected: Any) -> None:
+    """Tokens are equal; what follows from them differs by rounding."""
+    for (batch, learned, phases), (other_batch, other, other_phases) in zip(found, expected, strict=True):
+        assert batch["responses"].equal(other_batch["responses"])
+        assert float((batch["rollout_log_probs"] - other_batch["rollout_log_probs"]).abs().max()) < 1e-5
         for name in ("loss", "grad_norm"):
-            assert learned[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
-        assert phases["sync/bytes"] == sent["sync/bytes"] > 0 and phases["time/sync_s"] > 0
-    assert not found[0][0]["responses"].equal(found[2][0]["responses"])
-    assert found[2][1]["grad_norm"] > 0
+            assert learned[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+        assert learned["grad_norm"] > 0
+        assert phases["sync/bytes"] == other_phases["sync/bytes"] > 0
 
 
+def test_two_pools_of_two_processes(config: Path, together: Any, cluster: None) -> None:
+    """The model is sharded over the ranks that train, and whole on each of those that generate."""
+    pools = "{pools: {train: [2], generate: [2]}, roles: {actor: train, rollout: generate}}"
+    with session(config, *APART, f"placement={pools}") as apart:
+        assert apart.placement.endswith("; weights by gloo") and "; rollout on 2 x cpu" in apart.placement
+        same_steps(steps(apart), together)
 
 
-def test_a_rollout_that_dies_ends_the_run(config: Path, cluster: None) -> None:
-    with session(config, *APART, TWO_POOLS.format(1, 2)) as apart:
+def test_one_pool_whose_devices_are_shared(config: Path, together: Any, cluster: None, tmp_path: Path) -> None:
+    """Also, weights that are loaded are sent; and a rollout that dies ends the run."""
+    with session(config, *APART, "executor.max_colocate_count=2") as apart:
+        rollout, prompts = apart.roles.rollout, apart.train_prompts
+        assert rollout is not None and prompts is not None
+        same_steps(steps(apart), together)
+        asked, updates = prompts.next_batch(12), apart.progress.updates
+        apart.save_models(tmp_path)
+        at_checkpoint = rollout.generate(asked)["rollout_log_probs"]
         steps(apart, 1)
-        group: Any = apart.rollout
-        os.kill(group.ranks[1].place.pid, signal.SIGKILL)
+        assert not rollout.generate(asked)["rollout_log_probs"].equal(at_checkpoint)
+        apart.load_models(tmp_path)
+        apart.progress.updates = updates
+        apart.progress.step = STEPS
+        assert rollout.generate(asked)["rollout_log_probs"].equal(at_checkpoint)
+
+        steps(apart, 1)  # ends in training, so that the next generation has to have new weights
+        (rank,) = apart.rollout.ranks  # type: ignore[attr-defined]
+        os.kill(rank.place.pid, signal.SIGKILL)
         with pytest.raises(WorkerError) as error:
-            apart.phases.weights_changed()
-            apart.progress.updates += 1
-            steps(apart, 1)
-    assert (error.value.role, error.value.rank, error.value.call) == ("rollout", 1, "enter_generation")
-    assert f"process {group.ranks[1].place.pid} died" in str(error.value)
+            rollout.generate(asked)
+    assert (error.value.role, error.value.rank, error.value.call) == ("rollout", 0, "enter_generation")
+    assert f"process {rank.place.pid} died" in str(error.value)

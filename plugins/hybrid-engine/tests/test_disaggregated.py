@@ -53,6 +53,7 @@ def test_all_rollouts_have_the_trainers_weights_after_each_update(models: dict[s
     assert groups.said == ["weights by gloo"] * 3
     for rollout in rollouts:
         rollout.initialize()
+        rollout._own_or_attached()  # here, for transformers cannot load in several threads at once
     for version in range(3):
         sent, *received = groups.generate(version)
         trained = pair.trained()
@@ -135,7 +136,7 @@ BROKEN = {
     "missing": (only("last", lambda e: []), "1 weights were not sent, first 'last'"),
     "doubled": (only("norm", lambda e: [e, e]), "'norm' was sent twice"),
     "unknown": (only("norm", lambda e: [e, replace(e, name="extra")]), "'extra'"),
-    "shape": (only("norm", lambda e: [replace(e, shape=(2, 2), _tensor=e.tensor.view(2, 2), fingerprint=None)]), "'norm'"),
+    "shape": (only("norm", lambda e: [replace(e, shape=(2, 2), _tensor=e.tensor.view(2, 2))]), "'norm'"),
     "dtype": (only("norm", lambda e: [replace(e, dtype=torch.half, _tensor=e.tensor.half())]), "'norm'"),
     "content": (only("norm", flipped), "'norm' did not arrive as it left: the fingerprints differ"),
 }  # fmt: skip

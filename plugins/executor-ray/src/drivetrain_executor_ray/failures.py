@@ -78,7 +78,7 @@ def replies(
     failures: list[CallFailure] = []
     waiting = list(refs)
     until = deadline
-    while waiting:
+    while waiting or (failures and asked_beside):
         done, left = ray.wait([*waiting, *asked_beside], num_returns=1, timeout=max(0.0, until - time.monotonic()))
         if not done:
             break
