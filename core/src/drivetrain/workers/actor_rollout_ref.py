@@ -54,8 +54,8 @@ class ActorRolloutRefWorker(ModelWorker):
             context = RolloutContext(model=run.model, hardware=self.hardware, rank=self.rank,
                                      world_size=self.world_size, seed=run.trainer.seed)  # fmt: skip
             self.rollout = resolve("rollouts", run.rollout.name)(run.rollout, context)
-        both = self.actor is not None and self.rollout is not None
-        if both or (run.two_groups(get_registry()) and (self.actor is not None or self.rollout is not None)):
+        sides = [side for side in (self.actor, self.rollout) if side is not None]
+        if run.rollout is not None and (len(sides) == 2 or (sides and run.two_groups(get_registry()))):
             self.hybrid = resolve("hybrid_engines", run.hybrid_engine.name)(run.hybrid_engine)
             self.hybrid.attach(self.actor, self.rollout)
         if self.rollout is not None:
