@@ -87,7 +87,7 @@ def started(worker: type, role: str) -> Any:
     run: Any = SimpleNamespace(
         actor=SimpleNamespace(**section), ref=SimpleNamespace(**section), critic=SimpleNamespace(**section),
         model=ModelConfig(path=Path("policy")), trainer=SimpleNamespace(seed=3), hardware=PluginConfig(name="cpu"),
-        actor_is_reference=False,
+        actor_is_reference=False, rollout=None,
     )  # fmt: skip
     made = worker(run, role)
     LocalWorkerGroup(made).call("init_model")

@@ -46,7 +46,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, *, shared: bool, model: ModelConfig 
     run: Any = SimpleNamespace(
         model=POLICY, actor=SimpleNamespace(backend=section, optimizer=section, max_grad_norm=1.0),
         ref=SimpleNamespace(backend=section, model=model), actor_is_reference=shared,
-        trainer=SimpleNamespace(seed=1), hardware=PluginConfig(name="cpu"),
+        rollout=None, trainer=SimpleNamespace(seed=1), hardware=PluginConfig(name="cpu"),
     )  # fmt: skip
     made = ActorRolloutRefWorker(run, "actor_ref")
     made.init_model()

@@ -109,3 +109,18 @@ def test_bundles_are_given_back(cluster: None, folder: Path) -> None:
     assert gone(pids)
     states = {entry["state"] for entry in ray.util.placement_group_table().values()}
     assert states <= {"REMOVED"}
+
+
+def test_a_death_ends_calls_of_other_groups_that_are_under_way(cluster: None, folder: Path) -> None:
+    """As when one group sends what another one receives, and both were called before either was waited for."""
+    crew, made = Crew(), RayClassWithInitArgs(cls=Rows, config=config_of(folder), role="rows")
+    settings = Settings(log_dir=folder / "logs")
+    waits, dies = (
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), made, name, settings=settings, crew=crew)
+        for name in ("waits", "dies")
+    )
+    assert dies.begin("hello", "here ")() == "here 0/1"
+    waiting, _ = waits.begin("sleep", 60.0), dies.begin("die_on", 0)
+    with pytest.raises(WorkerError) as raised:
+        waiting()
+    assert (raised.value.role, raised.value.rank, raised.value.call) == ("dies", 0, "die_on")

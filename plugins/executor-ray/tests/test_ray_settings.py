@@ -12,6 +12,7 @@ from ray_rig import config_of
 from drivetrain import ConfigError
 
 RAY = "executor.name=ray"
+APART = "hybrid_engine.name=disaggregated"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,10 @@ RAY = "executor.name=ray"
         ([RAY, "placement={pools: {a: [2], b: [1]}, roles: {actor: a}}"], "no role is in pool 'b'"),
         ([RAY, "placement={pools: {a: [2], b: [1]}, roles: {actor: a, ref: b}}"], "this run has no role ref"),
         ([RAY, "placement={pools: {a: [2], b: [1]}, roles: {actor: a, rollout: b}}"], "cannot be in another pool"),
+        ([RAY, APART], "actor and rollout are processes of their own, and pool 'all' has room for one on each device"),
+        ([APART], "needs executor.placement, which executor 'local' does not provide"),
+        ([APART], "choose another executor (ray) or hybrid engine"),
+        ([RAY, "placement={pools: {a: [2], b: [1]}, roles: {actor: a, rollout: b}}"], "hybrid engine (disaggregated)"),
         ([RAY, "placement={pools: {a: [0]}}"], "greater than 0"),
         ([RAY, "executor.proceses=2"], "unknown key 'proceses'"),
     ],
@@ -34,6 +39,13 @@ def test_refusals(folder: Path, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         config_of(folder, *overrides)
     assert said in str(error.value)
+
+
+def test_the_rollout_has_a_pool_of_its_own_or_room_in_the_actors(folder: Path) -> None:
+    pools = "placement={pools: {a: [2], b: [1]}, roles: {actor: a, rollout: b}}"
+    run = config_of(folder, RAY, APART, pools)
+    assert run.placement is not None and run.placement.pool_of("rollout") == "b"
+    config_of(folder, RAY, APART, "executor.max_colocate_count=2", "executor.processes=2")
 
 
 def test_roles_follow_the_actor(folder: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain import DataProto, ExpiredWeightsError, RunError, WeightStreamError
+from drivetrain import DataProto, ExpiredWeightsError, Meeting, RunError, WeightStreamError
 from drivetrain.weights import WeightEntry, WeightStream, fingerprint, lend
 from drivetrain_hybrid_engine.broadcast import GlooBroadcast
 from drivetrain_hybrid_engine.delivery import Arrival, Departure
@@ -85,21 +85,18 @@ def triples(*, fail: bool = False) -> Iterator[tuple[str, Tensor, str | None]]:
 
 def between_processes(rank: int, model: Path, folder: Path) -> None:
     """Rank 0 trains by itself and sends; rank 1 generates with what it receives."""
+    torch.set_num_threads(1)
+    pair = rig.Pair(model)
     if rank == 0:
-        pair = rig.Pair(model)
         pair.hybrid.enter_generation(0)
         pair.update(pair.mismatch(PROMPTS)[0])
-        start(rank, folder)
-        _send(pair, folder)
-    else:
-        start(rank, folder)
-        _receive(rig.Pair(model), folder)
-    dist.destroy_process_group()
+    store = dist.FileStore(str(folder / "store"), 2)
+    transport = GlooBroadcast(Meeting(store=store, rank=rank, size=2, hardware=pair.backend.context.hardware))
+    (_receive if rank else _send)(pair, transport, folder)
 
 
-def _send(pair: rig.Pair, folder: Path) -> None:
+def _send(pair: rig.Pair, transport: GlooBroadcast, folder: Path) -> None:
     torch.save(pair.trained(), folder / "sent.pt")
-    transport = GlooBroadcast()
     for _ in range(3):
         with pair.backend.weights(bucket_bytes=5000) as stream:
             transport.send(Departure(stream, fingerprints=True).stream)
@@ -113,15 +110,14 @@ def _send(pair: rig.Pair, folder: Path) -> None:
         assert "luck" in str(error)
     try:
         transport.receive()
-        raise AssertionError("the source received")
+        raise AssertionError("the sender received")
     except RunError as error:
         assert "the others receive; this is rank 0" in str(error)
 
 
-def _receive(pair: rig.Pair, folder: Path) -> None:
+def _receive(pair: rig.Pair, transport: GlooBroadcast, folder: Path) -> None:
     from drivetrain_rollout_hf.engine import HFRollout
 
-    transport = GlooBroadcast()
     rollout = HFRollout(pair.rollout.config, pair.rollout.context)  # with weights of its own
     rollout.initialize()
     seen: dict[str, object] = {}

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from drivetrain.seam.registry import get_registry
 from drivetrain_hybrid_engine import config
 from drivetrain_hybrid_engine.config import SENT, SHARED, ColocatedConfig
+from drivetrain_hybrid_engine.disaggregated_config import DisaggregatedConfig
 
 
 def problems(**settings: Any) -> dict[str, tuple[str, str]]:
@@ -45,6 +46,30 @@ def test_an_unknown_transport_is_refused() -> None:
     assert "unknown weight transport 'pigeon'" in problems(transport="pigeon")["transport"][0]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("transport, said", [
+    ("in_process", "has both its ends on one process, and with hybrid engine 'disaggregated' actor and rollout have"),
+    ("beam", "has both its ends on one device, and with hybrid engine 'disaggregated' actor and rollout are in diff"),
+    ("pigeon", "unknown weight transport 'pigeon'"), ("gloo", ""), ("auto", ""),
+])  # fmt: skip
+def test_transports_between_groups(apart: bool, transport: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = {"actor": "a", "rollout": "b" if apart else "a"}
+    run: Any = SimpleNamespace(placement=SimpleNamespace(pool_of=pools.get))
+    registry: Any = get_registry()
+    find = registry.find
+
+    def with_beam(hook: str, name: str) -> Any:
+        beam = SimpleNamespace(problem=None, spec=SimpleNamespace(provides=("weight_transport.same_device",)))
+        return beam if name == "beam" else find(hook, name)
+
+    monkeypatch.setattr(registry, "find", with_beam)
+    found = list(DisaggregatedConfig(transport=transport).check(run, registry))
+    if said and (apart or transport != "beam"):
+        assert found[0].key == "transport" and said in found[0].what and found[0].mend
+    else:
+        assert not found
+
+
 def test_settings_that_would_be_ignored_are_refused() -> None:
     assert problems(sharing="always", bucket_bytes=5, fingerprint="never").keys() == {"bucket_bytes", "fingerprint"}
 
@@ -64,8 +89,7 @@ def test_wrong_values_are_refused(settings: dict[str, Any]) -> None:
 
 
 def test_offers_and_settings_import_no_torch() -> None:
-    script = (
-        "import sys, drivetrain_hybrid_engine.plugin, drivetrain_hybrid_engine.config; print('torch' in sys.modules)"
-    )
+    modules = "drivetrain_hybrid_engine.plugin, drivetrain_hybrid_engine.disaggregated_config"
+    script = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -8,9 +8,10 @@ import hybrid_ranks
 import hybrid_rig as rig
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from drivetrain import RunError, resolve
+from drivetrain import Meeting, PluginConfig, RunError, resolve
 from drivetrain.weights import lend
 
 
@@ -38,7 +39,8 @@ def test_a_process_receives_what_it_sent_once() -> None:
         transport.receive()
 
 
-@pytest.mark.parametrize("name", ["gloo", "nccl"])
-def test_a_broadcast_needs_a_group(name: str) -> None:
-    with pytest.raises(RunError, match="torch.distributed is not initialised"):
-        resolve("weight_transports", name)()
+@pytest.mark.skipif(dist.is_nccl_available(), reason="torch has NCCL")
+def test_nccl_is_refused_where_torch_has_none() -> None:
+    hardware = resolve("hardware", "cpu")(PluginConfig(name="cpu"))
+    with pytest.raises(RunError, match="this torch has no NCCL"):
+        resolve("weight_transports", "nccl")(Meeting(store=dist.HashStore(), rank=0, size=2, hardware=hardware))

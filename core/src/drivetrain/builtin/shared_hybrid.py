@@ -14,7 +14,8 @@ class SharedWeights(HybridEngine):
 
     shares = True
 
-    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
+    def attach(self, backend: TrainingBackend | None, rollout: RolloutEngine | None) -> None:
+        assert backend is not None and rollout is not None
         self._rollout = rollout
         rollout.attach(backend.live_module())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.config.base import PluginConfig, Problem
 from drivetrain.config.layers import dotted
-from drivetrain.config.models import CriticConfig, ReferenceConfig, RewardModelConfig, RunConfig
+from drivetrain.config.models import TWO_GROUPS, CriticConfig, ReferenceConfig, RewardModelConfig, RunConfig
 from drivetrain.config.sections import plugin_sections
 from drivetrain.seam.registry import Registry
 from drivetrain.seam.specs import SPEC_TYPES, PluginSpec
@@ -36,7 +36,7 @@ def compose_problems(run: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _rewards(run, registry)
     yield from _sizes(run)
     yield from _capabilities(run, sections, registry)
-    yield from _placement(run, registry.select("executors", run.executor.name).spec)
+    yield from _placement(run, registry)
     yield from _snapshots(run, registry)
     checked: list[PluginConfig] = []
     for key, _, section in sections:
@@ -146,8 +146,8 @@ def _sizes(run: RunConfig) -> Iterator[Problem]:
                            f"({batch} = {batch // mini} x {mini} + {batch % mini})")  # fmt: skip
 
 
-def _placement(run: RunConfig, executor: PluginSpec) -> Iterator[Problem]:
-    placement = run.placement
+def _placement(run: RunConfig, registry: Registry) -> Iterator[Problem]:
+    placement, executor = run.placement, registry.select("executors", run.executor.name).spec
     if placement is None:
         return
     if "executor.placement" not in executor.provides:
@@ -156,9 +156,11 @@ def _placement(run: RunConfig, executor: PluginSpec) -> Iterator[Problem]:
     for role in placement.roles:
         if role != "actor" and getattr(run, "reward_model" if role == "reward" else role) is None:
             yield Problem(key=f"placement.roles.{role}", what=f"this run has no role {role}", mend="remove it")
-    if placement.pool_of("rollout") != placement.pool_of("actor"):
-        yield Problem(key="placement.roles.rollout", what="the rollout gets the actor's weights within one process, so "
-                      "it cannot be in another pool", mend="give rollout and actor one pool")  # fmt: skip
+    if placement.pool_of("rollout") != placement.pool_of("actor") and run.rollout and not run.two_groups(registry):
+        able = _able(registry, "hybrid engine", TWO_GROUPS)
+        yield Problem(key="placement.roles.rollout", what=f"with hybrid engine {run.hybrid_engine.name!r} the rollout "
+                      "gets the actor's weights within one process, so it cannot be in another pool",
+                      mend=f"give rollout and actor one pool, or choose another hybrid engine{able}")  # fmt: skip
 
 
 def _capabilities(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -19,6 +19,12 @@ from drivetrain.config.base import (
     Section,
     Written,
 )
+
+if TYPE_CHECKING:
+    from drivetrain.seam.registry import Registry
+
+TWO_GROUPS = "hybrid_engine.two_groups"
+"""Capability of a hybrid engine whose rollout lives in a worker group of its own."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +322,11 @@ class RunConfig(Section):
         if self.placement is not None:
             return sum(self.placement.pools[self.placement.pool_of(role)])
         return getattr(self.executor, "processes", None)
+
+    def two_groups(self, registry: Registry) -> bool:
+        """Whether the rollout is a worker group of its own, as the hybrid engine wants it."""
+        engine = registry.select("hybrid_engines", self.hybrid_engine.name).spec
+        return self.rollout is not None and TWO_GROUPS in engine.provides
 
     @property
     def actor_is_reference(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from drivetrain.config import PluginConfig, RunConfig
     from drivetrain.contracts.backend import TrainingBackend
@@ -48,6 +48,14 @@ class WorkerGroup(ABC):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a registered method on the ranks, with arguments split and results collected by its dispatch mode."""
 
+    def begin(self, method: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """Start a call, as :meth:`call`; what is returned waits for its result.
+
+        Here the call is over on return; a group whose workers are in other processes returns at once.
+        """
+        result = self.call(method, *args, **kwargs)
+        return lambda: result
+
     def take_metrics(self) -> Mapping[str, float]:
         """Metrics of the calls since the last time, such as what they moved; by default there are none."""
         return {}
@@ -71,7 +79,8 @@ class Executor(ABC):
 class HybridEngine(ABC):
     """Who holds the devices when, and how weights get from training to generation. One lives in each worker.
 
-    Entering a phase returns metrics of the switch.
+    Entering a phase returns metrics of the switch. With the capability ``hybrid_engine.two_groups``, training and
+    generation are two worker groups, whose workers enter a phase at the same time.
     """
 
     shares: bool = False  # once attached: they are one module, so the rollout has the very weights that are trained
@@ -80,8 +89,19 @@ class HybridEngine(ABC):
         self.config = config
 
     @abstractmethod
-    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
-        """Couple the two engines of this worker, the backend initialised, the rollout about to be."""
+    def attach(self, backend: TrainingBackend | None, rollout: RolloutEngine | None) -> None:
+        """Couple the two engines of this worker, the backend initialised, the rollout about to be.
+
+        With two groups, the one that lives in the other group is None.
+        """
+
+    def open(self) -> str:
+        """Get ready to be met (on the ranks that train, of two groups); rank 0 returns the address for the others."""
+        raise TypeError(f"hybrid engine {self.config.name!r} does not offer hybrid_engine.two_groups")
+
+    def connect(self, address: str) -> str:
+        """Meet the ranks of the other group, all at the same time, everything initialised; returns how, in words."""
+        raise TypeError(f"hybrid engine {self.config.name!r} does not offer hybrid_engine.two_groups")
 
     @abstractmethod
     def enter_generation(self, version: int) -> Mapping[str, float]:

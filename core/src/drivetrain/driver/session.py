@@ -17,7 +17,7 @@ from drivetrain.driver.rewarding import ModelReward, PanelReward, RewardPanel
 from drivetrain.driver.roles import ActorRole, CriticRole, PromptsRole, ReferenceRole, RewardsRole, Roles, RolloutRole
 from drivetrain.driver.text import ResponseEncoder, load_tokenizer, pad_token_id
 from drivetrain.errors import UserError
-from drivetrain.seam.registry import resolve
+from drivetrain.seam.registry import get_registry, resolve
 
 POLICY_WORKER = "drivetrain.workers:ActorRolloutRefWorker"
 CRITIC_WORKER = "drivetrain.workers:CriticWorker"
@@ -74,7 +74,8 @@ class Session:
     def _start(self, training: bool, scoring: bool, reads: tuple[Path, ...]) -> str:
         """Start all groups and load their models; returns a line that draws who is where."""
         run, roles, plans = self.run, ["actor"], list[GroupPlan]()
-        if run.rollout is not None:
+        apart = run.two_groups(get_registry())
+        if run.rollout is not None and not apart:
             roles.append("rollout")
         if training and run.critic is not None:
             plans.append(GroupPlan(name="critic", worker=CRITIC_WORKER, roles=("critic",)))
@@ -87,17 +88,28 @@ class Session:
             else:
                 plans.append(GroupPlan(name="ref", worker=POLICY_WORKER, roles=("ref",)))
         policy = GroupPlan(name="_".join(roles), worker=POLICY_WORKER, roles=tuple(roles), reads=reads)
-        self.groups = self.executor.start([policy, *plans], run)
+        alone = [GroupPlan(name="rollout", worker=POLICY_WORKER, roles=("rollout",))] if apart else []
+        self.groups = self.executor.start([policy, *plans, *alone], run)
         self.policy, self.critic = self.groups[policy.name], self.groups.get("critic")
+        self.rollout = self.groups.get("rollout", self.policy)
         if training and run.profiler is not None:
             self._prepare_profile(run.profiler)
         self.reference = self.groups.get("ref", self.policy if "ref" in roles else None)
-        return f"placement: {'; '.join([self._init_model(plan) for plan in [*plans, policy]])}"
+        said = [self._init_model(plan) for plan in (*plans, policy, *alone)]  # the rollout takes the memory left
+        if apart:
+            address = _ranks(self.policy.call("open_meeting"))[0]
+            said.append(self._at_once("connect", address)[0])
+        return f"placement: {'; '.join(said)}"
+
+    def _at_once(self, method: str, *args: Any) -> list[Any]:
+        """What each rank of the policy, and of the rollout where it has a group, returns of a call to all of them."""
+        waits = [group.begin(method, *args) for group in dict.fromkeys((self.policy, self.rollout))]
+        return [rank for wait in waits for rank in _ranks(wait())]
 
     def _init_model(self, plan: GroupPlan) -> str:
         group = self.groups[plan.name]
         group.answered = self.phases.answered
-        device = group.call("init_model")  # of the policy comes last: its rollout takes the memory that is left
+        device = group.call("init_model")
         devices = [device] if isinstance(device, str) else device
         kinds = " and ".join(f"{devices.count(kind)} x {kind}" for kind in dict.fromkeys(devices))
         on = kinds if group.world_size > 1 else device
@@ -117,7 +129,7 @@ class Session:
             actor=ActorRole(self.policy, *learning),
             text=ResponseEncoder(self.tokenizer),
             prompts=PromptsRole(self.train_prompts) if self.train_prompts is not None else None,
-            rollout=RolloutRole(self.policy, self.phases, self.progress, pad) if rollout else None,
+            rollout=RolloutRole(self.rollout, self.phases, self.progress, pad) if rollout else None,
             ref=ReferenceRole(self.reference, self.phases) if self.reference is not None else None,
             critic=CriticRole(self.critic, *learning) if self.critic is not None else None,
             rewards=RewardsRole(self.rewards, self.phases) if len(self.rewards) else None,
@@ -125,7 +137,7 @@ class Session:
 
     def _switch(self, side: str) -> Mapping[str, float]:
         method, args = ("enter_generation", [self.progress.updates]) if side == "generation" else ("enter_training", [])
-        return _by_name(max, _ranks(self.policy.call(method, *args)))
+        return _by_name(max, self._at_once(method, *args))
 
     def _prepare_profile(self, section: ProfilerConfig) -> None:
         """Raises UserError if no group has a rank that is to be profiled, or the hardware has not the tool."""

@@ -20,7 +20,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")
     },
     "rollouts": {"hf": "drivetrain-rollout-hf"},
-    "hybrid_engines": {"colocated": "drivetrain-hybrid-engine"},
+    "hybrid_engines": {name: "drivetrain-hybrid-engine" for name in ("colocated", "disaggregated")},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl", "ipc", "folder")},
     "advantage_estimators": {
         **{name: f"drivetrain-algo-{name}" for name in ("grpo", "opo")},

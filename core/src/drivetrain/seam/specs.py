@@ -130,12 +130,20 @@ class RolloutSpec(PluginSpec, hook="rollouts", noun="rollout"):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridEngineSpec(PluginSpec, hook="hybrid_engines", noun="hybrid engine"):
-    """Who holds the devices when; the factory is a subclass of ``drivetrain.contracts.HybridEngine``."""
+    """Who holds the devices when; the factory is a subclass of ``drivetrain.contracts.HybridEngine``.
+
+    One that provides ``hybrid_engine.two_groups`` has the rollout in a worker group of its own, in pools that placement
+    names; it should require ``executor.placement``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTransportSpec(PluginSpec, hook="weight_transports", noun="weight transport"):
-    """How buckets of weights travel; the factory makes a ``drivetrain.contracts.WeightTransport``."""
+    """How buckets of weights travel; the factory makes a ``drivetrain.contracts.WeightTransport``.
+
+    Capabilities: ``weight_transport.same_process`` (both ends are in one process), ``weight_transport.same_device``
+    (both ends are on one device, in processes of their own).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

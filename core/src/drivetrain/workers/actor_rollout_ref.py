@@ -54,9 +54,11 @@ class ActorRolloutRefWorker(ModelWorker):
             context = RolloutContext(model=run.model, hardware=self.hardware, rank=self.rank,
                                      world_size=self.world_size, seed=run.trainer.seed)  # fmt: skip
             self.rollout = resolve("rollouts", run.rollout.name)(run.rollout, context)
-            if self.actor is not None:
-                self.hybrid = resolve("hybrid_engines", run.hybrid_engine.name)(run.hybrid_engine)
-                self.hybrid.attach(self.actor, self.rollout)
+        sides = [side for side in (self.actor, self.rollout) if side is not None]
+        if run.rollout is not None and (len(sides) == 2 or (sides and run.two_groups(get_registry()))):
+            self.hybrid = resolve("hybrid_engines", run.hybrid_engine.name)(run.hybrid_engine)
+            self.hybrid.attach(self.actor, self.rollout)
+        if self.rollout is not None:
             self.rollout.initialize()
         return self.device_name
 
@@ -64,6 +66,17 @@ class ActorRolloutRefWorker(ModelWorker):
     def shares_weights(self) -> bool:
         """Whether the rollout runs the actor's own module."""
         return self.hybrid is not None and self.hybrid.shares
+
+    def open_meeting(self) -> str:
+        """Where actor and rollout are two groups: get ready to be met by the rollout; rank 0 returns the address."""
+        assert self.hybrid is not None
+        return self.hybrid.open()
+
+    @register()
+    def connect(self, address: str) -> str:
+        """Where actor and rollout are two groups: meet the other one, while it is called, too; returns how."""
+        assert self.hybrid is not None
+        return self.hybrid.connect(address)
 
     @register()
     def enter_generation(self, version: int) -> Mapping[str, float]:

@@ -23,6 +23,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.failure: WorkerError | None = None
+        self.under_way: list[Any] = []  # calls, in order
         self.sent = Sent()
         self._actors: list[Any] = []
         self._reservations: list[Reservation] = []

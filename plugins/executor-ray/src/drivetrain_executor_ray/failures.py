@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -30,13 +31,18 @@ class Rank:
 
 
 class CallFailure(Exception):
-    """What went wrong with a call, on which rank; the group makes a WorkerError of it."""
+    """What went wrong with a call, on which rank; the group makes a WorkerError of it.
+
+    Attributes:
+        beside: the call, if it is another one than the one that is waited for.
+    """
 
     def __init__(
-        self, rank: int, how: str, *, raised: Raised | None = None, cause: BaseException | None = None
-    ) -> None:
+        self, rank: int, how: str, *, raised: Raised | None = None, cause: BaseException | None = None,
+        beside: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(how)
-        self.rank, self.how, self.raised, self.cause = rank, how, raised, cause
+        self.rank, self.how, self.raised, self.cause, self.beside = rank, how, raised, cause, beside
 
 
 def ranks_by_node(ranks: Sequence[Rank], driver: str) -> str:
@@ -51,8 +57,9 @@ def ranks_by_node(ranks: Sequence[Rank], driver: str) -> str:
 
 
 def replies(
-    refs: Mapping[Any, int], deadline: float, limit_s: float, answered: Callable[[int, int], None]
-) -> list[Reply]:
+    refs: Mapping[Any, int], deadline: float, limit_s: float, answered: Callable[[int, int], None],
+    beside: Mapping[Any, tuple[int, Any]] = MappingProxyType({}),
+) -> list[Reply]:  # fmt: skip
     """Wait for the replies of all ranks; they come in the order of ``refs``.
 
     Args:
@@ -60,30 +67,38 @@ def replies(
         deadline: when to give up, on the clock ``time.monotonic``.
         limit_s: seconds that this allowed.
         answered: told how many have replied, and of how many.
+        beside: what ranks of other groups were asked, the rank and the call: their failure is one of this call, too,
+            for its ranks may be waiting for theirs.
 
     Raises:
         CallFailure: a rank died, raised or did not answer in time.
     """
+    asked_beside = dict(beside)
     got: dict[Any, Reply] = {}
     failures: list[CallFailure] = []
     waiting = list(refs)
     until = deadline
-    while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+    while waiting or (failures and asked_beside):
+        done, left = ray.wait([*waiting, *asked_beside], num_returns=1, timeout=max(0.0, until - time.monotonic()))
         if not done:
             break
+        waiting = [ref for ref in left if ref not in asked_beside]
         for ref in done:
+            rank, call = asked_beside.pop(ref) if ref in asked_beside else (refs[ref], None)
             try:
                 with MOVED.timed():
-                    got[ref] = ray.get(ref)
+                    reply = ray.get(ref)
             except ray.exceptions.RayActorError as error:
-                failures.append(CallFailure(refs[ref], "died", cause=error))
+                failures.append(CallFailure(rank, "died", cause=error, beside=call))
                 until = 0.0  # nothing says more than a death
             except ray.exceptions.RayError as error:
-                failures.append(CallFailure(refs[ref], f"failed: {error}", cause=error))
+                failures.append(CallFailure(rank, f"failed: {error}", cause=error, beside=call))
             else:
-                if raised := got[ref].raised:
-                    failures.append(CallFailure(raised.rank, f"raised {raised.kind}: {raised.text}", raised=raised))
+                if call is None:
+                    got[ref] = reply
+                if raised := reply.raised:
+                    how = f"raised {raised.kind}: {raised.text}"
+                    failures.append(CallFailure(raised.rank, how, raised=raised, beside=call))
         answered(len(got), len(refs))
         if failures:
             until = min(until, time.monotonic() + GRACE_S)

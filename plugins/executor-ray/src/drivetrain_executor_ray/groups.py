@@ -78,7 +78,6 @@ class _Processes:
     def __init__(self, pool: RayResourcePool, members: dict[str, Member], name: str, settings: Settings, crew: Crew):
         self.settings, self.crew, self.role = settings, crew, name
         self.ranks: list[Rank] = []
-        self.under_way: list[Pending] = []  # calls, in order
         try:
             crew.add([], reserve([pool], settings.start_timeout_s))
             self._create(pool)
@@ -145,10 +144,18 @@ class _Processes:
         """The replies of ranks; a failure ends the whole crew."""
         if self.crew.failure is None:
             try:
-                return replies(refs, deadline, limit_s, answered)
+                return replies(refs, deadline, limit_s, answered, self._beside())
             except CallFailure as failure:
-                self.crew.failure = self.error(failure, call, role)
+                if (other := failure.beside) is not None:
+                    self.crew.failure = other.error(failure)
+                else:
+                    self.crew.failure = self.error(failure, call, role)
         raise self.crew.failure  # here, for its cause is what the worker raised
+
+    def _beside(self) -> dict[Any, tuple[int, Pending]]:
+        """What the ranks of other processes of the crew were asked and have not been waited for."""
+        calls = [pending for pending in self.crew.under_way if pending.processes is not self]
+        return {ref: (rank, pending) for pending in calls for ref, rank in pending.refs.items()}
 
     def error(self, failure: CallFailure, call: str, role: str) -> WorkerError:
         """What a failure is to the caller, after the crew has ended."""
@@ -261,6 +268,10 @@ class RayWorkerGroup(WorkerGroup):
         returned = inspect.signature(getattr(self._worker, method)).return_annotation
         return FutureBatch(pending) if returned in (DataProto, "DataProto") else FutureResult(pending)
 
+    def begin(self, method: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        begun: FutureBatch | FutureResult = self.call(method, *args, blocking=False, **kwargs)
+        return begun.get
+
     def layouts(self, mesh: str) -> Sequence[RankLayout]:
         """Where each rank stands in a mesh, as it said with its last reply; the ranks are asked the first time.
 
@@ -305,7 +316,7 @@ class RayWorkerGroup(WorkerGroup):
         with MOVED.timed():
             refs = {processes.actors[rank].call.remote(work, *along): rank for rank, work in zip(ranks, works)}
         pending = Pending(self, method, mesh, refs, dispatched, upstream)
-        processes.under_way.append(pending)
+        processes.crew.under_way.append(pending)
         return pending
 
     def _handed_on(self, value: Any, along: list[Any]) -> Any:
@@ -348,10 +359,19 @@ class Pending:
         """Wait for the result, which is remembered."""
         if not self.done:
             while self._replies is None:  # its processes answer calls in order
-                self._group._processes.under_way[0].settle()
+                next(call for call in self.processes.crew.under_way if call.processes is self.processes).settle()
             self._result = joined(self._replies or [], self.dispatched)
             self.done, self.refs, self._replies = True, {}, None
         return self._result
+
+    @property
+    def processes(self) -> _Processes:
+        """That were asked."""
+        return self._group._processes
+
+    def error(self, failure: CallFailure) -> WorkerError:
+        """What a failure of this call is to the caller, after the crew has ended."""
+        return self.processes.error(failure, self._method, self._group._role)
 
     def settle(self) -> None:
         """Wait for the replies, after those of the calls that this one depends on, whose failure is the cause."""
@@ -362,6 +382,6 @@ class Pending:
         group, processes = self._group, self._group._processes
         self._replies = processes.wait(self.refs, self._method, self.deadline, self._limit_s, group._role,
                                        group.answered)  # fmt: skip
-        processes.under_way.remove(self)
+        processes.crew.under_way.remove(self)
         group._received(self._replies, list(self.refs.values()), self._mesh)
         self._after = ()

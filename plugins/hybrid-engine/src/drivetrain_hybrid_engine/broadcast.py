@@ -1,4 +1,4 @@
-"""The transports ``gloo`` and ``nccl``: one process broadcasts, the others of its group receive.
+"""The transports ``gloo`` and ``nccl``: one process broadcasts, the others of a meeting receive.
 
 A bucket is three broadcasts: two numbers (bytes of the header and of the payload), the header (JSON: names, dtypes,
 shapes, aliases, fingerprints), and all tensors one after the other in a buffer that is used again for every bucket. A
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -21,26 +22,23 @@ from drivetrain.weights import Bucket, WeightStream
 from drivetrain_hybrid_engine import headers
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from drivetrain import Meeting
 
 
 class Broadcast:
-    """Buckets from one process to all others of a group; every process calls :meth:`send` or :meth:`receive`."""
+    """Buckets from rank 0 to all others; rank 0 calls :meth:`send` while the others draw from :meth:`receive`.
 
-    device_type: ClassVar[str]
+    Its group is none of the process's others, which it does not need: those that meet may be of different worlds.
+    """
 
-    def __init__(self, group: ProcessGroup | None = None, source: int = 0) -> None:
-        """Join a group.
+    name: ClassVar[str]
 
-        Args:
-            group: of torch.distributed, which has a backend for :attr:`device_type`; None: all processes.
-            source: rank in the group of the process that sends.
-        """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RunError("torch.distributed is not initialised", where=f"weight transport {type(self).__name__}")
-        self._group = group
-        self._source = source
-        self._device = torch.device(self.device_type)
+    def __init__(self, meeting: Meeting) -> None:
+        """Join a group of the processes that meet."""
+        self._rank = meeting.rank
+        self._where = f"weight transport {self.name}"
+        self._device = self._find_device(meeting)
+        self._group: Any = self._join(meeting)
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def send(self, stream: WeightStream) -> None:
@@ -50,7 +48,8 @@ class Broadcast:
             for bucket in stream:
                 self._send_bucket(bucket)
         except Exception as error:
-            self._send_header({"error": f"{type(error).__name__}: {error}"})
+            with suppress(RunError):  # if that is the error
+                self._send_header({"error": f"{type(error).__name__}: {error}"})
             raise
         self._send_header({"end": True})
 
@@ -61,15 +60,22 @@ class Broadcast:
 
         Raises:
             WeightStreamError: when drawn from, if the sender failed.
+            RunError: then, too, if a process of the meeting is gone.
         """
         self._must_be(sender=False)
         return WeightStream(self._buckets())
 
     def _must_be(self, *, sender: bool) -> None:
-        rank = dist.get_rank(self._group)
-        if (rank == self._source) != sender:
-            raise RunError(f"rank {self._source} of the group sends and the others receive; this is rank {rank}",
-                           where=f"weight transport {type(self).__name__}")  # fmt: skip
+        if (self._rank == 0) != sender:
+            raise RunError(f"rank 0 sends and the others receive; this is rank {self._rank}", where=self._where)
+
+    def _find_device(self, meeting: Meeting) -> torch.device:
+        """Where buckets are when they are sent."""
+        raise NotImplementedError
+
+    def _join(self, meeting: Meeting) -> Any:
+        """The group, over the store of the meeting."""
+        raise NotImplementedError
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +111,10 @@ class Broadcast:
                 yield headers.bucket(header, headers.parts(header, buffer), loan)
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
-        dist.broadcast(tensor, group=self._group, group_src=self._source)
+        try:
+            self._group.broadcast(tensor, 0).wait()
+        except RuntimeError as error:
+            raise RunError(f"a process of the meeting is gone, or late: {error}", where=self._where) from error
         return tensor
 
     def _room(self, size: int) -> Tensor:
@@ -117,10 +126,27 @@ class Broadcast:
 class GlooBroadcast(Broadcast):
     """Through host memory."""
 
-    device_type = "cpu"
+    name = "gloo"
+
+    def _find_device(self, meeting: Meeting) -> torch.device:
+        return torch.device("cpu")
+
+    def _join(self, meeting: Meeting) -> Any:
+        timeout = timedelta(seconds=meeting.timeout_s)
+        return dist.ProcessGroupGloo(meeting.store, meeting.rank, meeting.size, timeout)
 
 
 class NCCLBroadcast(Broadcast):
-    """Between the devices that are current in each process."""
+    """Between devices, each process having one of its own."""
 
-    device_type = "cuda"
+    name = "nccl"
+
+    def _find_device(self, meeting: Meeting) -> torch.device:
+        return meeting.hardware.device()
+
+    def _join(self, meeting: Meeting) -> Any:
+        if not dist.is_nccl_available():
+            raise RunError("this torch has no NCCL", where=self._where, mend="choose gloo")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=meeting.timeout_s)
+        return dist.ProcessGroupNCCL(meeting.store, meeting.rank, meeting.size, options)

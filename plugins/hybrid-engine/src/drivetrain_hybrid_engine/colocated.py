@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain import HybridEngine, RunError, UserError, WeightStreamError, get_registry, resolve
 from drivetrain_hybrid_engine.config import SENT, SHARED, offered
-from drivetrain_hybrid_engine.delivery import Arrival, Chosen, Departure, Description, sample
+from drivetrain_hybrid_engine.delivery import Arrival, Departure, Description, compared
 
 if TYPE_CHECKING:
     from drivetrain import RolloutEngine, TrainingBackend, WeightTransport
@@ -49,7 +49,7 @@ class Colocated(HybridEngine):
     transport: WeightTransport
     state = State.DETACHED
 
-    def attach(self, backend: TrainingBackend, rollout: RolloutEngine) -> None:
+    def attach(self, backend: TrainingBackend | None, rollout: RolloutEngine | None) -> None:
         """Decide how the two get to the same weights.
 
         Raises:
@@ -58,6 +58,7 @@ class Colocated(HybridEngine):
         """
         if self.state is not State.DETACHED:
             raise RunError(f"engines cannot be attached: it is {self.state.value}", where=WHERE)
+        assert backend is not None and rollout is not None  # one group has both
         self._backend, self._rollout = backend, rollout
         capabilities = offered(get_registry(), backend.config.name, rollout.config.name)
         one_process = backend.context.world_size == 1
@@ -186,7 +187,7 @@ class Colocated(HybridEngine):
         hardware = self._backend.context.hardware
         hardware.reset_peak()
         before = hardware.memory().allocated
-        fingerprints = self._compared()
+        fingerprints = compared(self.config.fingerprint, self._synced)
         with self._backend.weights(bucket_bytes=self.config.bucket_bytes) as stream:
             departure = Departure(stream, fingerprints=fingerprints)
             expected = departure.described if self._described is None else self._described
@@ -206,13 +207,6 @@ class Colocated(HybridEngine):
         bandwidth = departure.bytes / (self._now() - start)
         peak = float(max(0, hardware.memory().peak - before))
         return departure, {"bandwidth": bandwidth, "peak_bytes": peak, "wake_s": woken}
-
-    def _compared(self) -> Chosen | bool:
-        """The weights whose contents are compared in this sync."""
-        wish = self.config.fingerprint
-        if wish == "sampled" and self._synced:
-            return sample(self._synced)
-        return wish in ("sampled", "always") or (wish == "first" and not self._synced)
 
     def _retreat(self) -> None:
         """Have the device ready for training after an error, which is told, and not what fails here because of it."""

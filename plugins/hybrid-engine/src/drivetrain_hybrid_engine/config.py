@@ -23,7 +23,20 @@ SAME_PROCESS = "weight_transport.same_process"
 """Capability of a transport whose two ends can be in one process."""
 
 
-class ColocatedConfig(PluginConfig):
+class SendingConfig(PluginConfig):
+    """What hybrid engines have in common that send weights."""
+
+    bucket_bytes: int = Field(
+        256 * 2**20, gt=0, description="Bytes of weights that are gathered and sent together; a larger one goes alone."
+    )
+    fingerprint: Literal["sampled", "always", "first", "never"] = Field(
+        "sampled",
+        description="The syncs in which the contents of weights are compared, and not names and shapes alone. sampled:"
+        " all at the first and after a sync that failed, then a sixteenth of the names, others each time.",
+    )
+
+
+class ColocatedConfig(SendingConfig):
     """How the two engines of a process get to the same weights."""
 
     name: str = Field("colocated", description="Name of the plugin.")
@@ -33,14 +46,6 @@ class ColocatedConfig(PluginConfig):
         " the trainer is one process.",
     )
     transport: str = Field("in_process", description="Weight transport by name; both its ends are in one process.")
-    bucket_bytes: int = Field(
-        256 * 2**20, gt=0, description="Bytes of weights that are gathered and sent together; a larger one goes alone."
-    )
-    fingerprint: Literal["sampled", "always", "first", "never"] = Field(
-        "sampled",
-        description="The syncs in which the contents of weights are compared, and not names and shapes alone. sampled:"
-        " all at the first and after a sync that failed, then a sixteenth of the names, others each time.",
-    )
 
     def required_capabilities(self) -> tuple[str, ...]:
         needs: dict[str, frozenset[str]] = {"always": SHARED, "never": SENT}

@@ -29,6 +29,17 @@ def sample(number: int) -> Chosen:
     return lambda name: (zlib.crc32(name.encode()) + number) % SAMPLE == 0
 
 
+def compared(wish: str, synced: int) -> Chosen | bool:
+    """The weights whose contents are compared in a sync after ``synced`` in a row that did not fail.
+
+    Args:
+        wish: the setting ``fingerprint``.
+    """
+    if wish == "sampled" and synced:
+        return sample(synced)
+    return wish in ("sampled", "always") or (wish == "first" and not synced)
+
+
 class Departure:
     """A stream on its way out.
 

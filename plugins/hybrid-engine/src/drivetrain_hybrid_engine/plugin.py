@@ -9,12 +9,20 @@ from drivetrain import HybridEngineSpec, WeightTransportSpec, hookimpl
 
 @hookimpl
 def drivetrain_hybrid_engines() -> Iterable[HybridEngineSpec]:
-    """The hybrid engine ``colocated``."""
+    """The hybrid engines ``colocated`` and ``disaggregated``."""
     yield HybridEngineSpec(
         name="colocated",
         summary="Training and generation on the same devices: one module in one process, or weights sent in buckets.",
         factory="drivetrain_hybrid_engine.colocated:Colocated",
         config="drivetrain_hybrid_engine.config:ColocatedConfig",
+    )
+    yield HybridEngineSpec(
+        name="disaggregated",
+        summary="Training and generation in worker groups of their own, with weights sent from one to the other.",
+        factory="drivetrain_hybrid_engine.disaggregated:Disaggregated",
+        config="drivetrain_hybrid_engine.disaggregated_config:DisaggregatedConfig",
+        provides=("hybrid_engine.two_groups",),
+        requires=("backend.weights", "rollout.load_weights", "executor.placement"),
     )
 
 
@@ -29,12 +37,12 @@ def drivetrain_weight_transports() -> Iterable[WeightTransportSpec]:
     )
     yield WeightTransportSpec(
         name="gloo",
-        summary="One process broadcasts to the others of its group, through host memory.",
+        summary="One process broadcasts to the others of a meeting, through host memory.",
         factory="drivetrain_hybrid_engine.broadcast:GlooBroadcast",
     )
     yield WeightTransportSpec(
         name="nccl",
-        summary="One process broadcasts to the others of its group, between devices, by NCCL.",
+        summary="One process broadcasts to the others of a meeting, between devices, by NCCL.",
         factory="drivetrain_hybrid_engine.broadcast:NCCLBroadcast",
     )
     yield WeightTransportSpec(
