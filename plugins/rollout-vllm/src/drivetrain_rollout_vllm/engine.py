@@ -22,7 +22,7 @@ from drivetrain import (
 )
 from drivetrain.weights import Manifest, WeightStream
 from drivetrain_rollout_vllm.config import VLLMRolloutConfig
-from drivetrain_rollout_vllm.launch import start
+from drivetrain_rollout_vllm.launch import compilation, start
 
 PARTS = frozenset({"weights", "kv_cache"})
 
@@ -290,7 +290,9 @@ class VLLMRollout(RolloutEngine):
                 if self._paused:
                     self._resumed.clear()
                     await self._resumed.wait()
-                for output in engine.step():
+                with compilation(self.config, self.context):
+                    outputs = engine.step()
+                for output in outputs:
                     if output.finished and (job := self._owners.pop(output.request_id, None)) is not None:
                         job.deliver(output.request_id, output.outputs[0])
                 await asyncio.sleep(0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from drivetrain import RolloutContext, UserError
@@ -45,11 +46,22 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
     from drivetrain_rollout_vllm.transfer import register
 
     register()
-    with _launched(context), _random_state_kept(context):
+    with _launched(context), _random_state_kept(context), compilation(config, context):
         try:
             return LLMEngine.from_engine_args(EngineArgs(**arguments(config, context)))
         except (TypeError, ValueError) as error:
             raise UserError(f"vLLM refuses its settings: {error}", where="rollout") from error
+
+
+def compilation(config: VLLMRolloutConfig, context: RolloutContext) -> AbstractContextManager[Any]:
+    """A context in which vLLM compiles as it likes or, run eagerly, nothing: some of its helpers ask for it all the
+    same, which takes a CPU half a minute. What others in the process compile stays as it is."""
+    return torch.compiler.set_stance("force_eager") if eager(config, context) else nullcontext()
+
+
+def eager(config: VLLMRolloutConfig, context: RolloutContext) -> bool:
+    """Whether vLLM runs without CUDA graphs and compilation."""
+    return context.hardware.device_type == "cpu" if config.enforce_eager is None else config.enforce_eager
 
 
 def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, Any]:
@@ -70,7 +82,7 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
         "enable_sleep_mode": not on_cpu, "generation_config": "vllm", "disable_log_stats": True,
         "max_num_seqs": config.max_sequences, "max_num_batched_tokens": config.max_batch_tokens,
         "max_model_len": config.max_model_tokens, "enable_prefix_caching": config.prefix_caching,
-        "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
+        "enforce_eager": eager(config, context),
         **memory, **config.engine_args,
     }  # fmt: skip
 
