@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -40,11 +41,12 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
     if not dist.is_initialized():
         backend = context.hardware.communication_backend
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, at every name that vLLM's modules look up
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
 
-    from drivetrain_rollout_vllm.transfer import register
-
+        from drivetrain_rollout_vllm.transfer import register
     register()
     with _launched(context), _random_state_kept(context), compilation(config, context):
         try:
