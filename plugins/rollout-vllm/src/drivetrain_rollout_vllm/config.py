@@ -56,9 +56,9 @@ class VLLMRolloutConfig(RolloutConfig):
         True, description="Draw each sample from its own seed, so that it depends neither on what is generated beside "
         "it nor on the placement. Off, one seed serves an engine; with many sequences that is faster in some versions."
     )  # fmt: skip
-    sleep_level: Literal[1, 2] = Field(
-        2, description="What the engine does with its weights while the trainer has the device: 1 copies them to the "
-        "host's memory, 2 drops them."
+    sleep_level: Literal[0, 1, 2] = Field(
+        2, description="What the engine gives up while the trainer has the device: 0 nothing, for a device that holds "
+        "both; 1 keys and values, and its weights to the host's memory; 2 keys and values and its weights."
     )  # fmt: skip
     engine_args: dict[str, Any] = Field({}, description="Further arguments of vllm.EngineArgs, as they are there.")
 

@@ -140,11 +140,13 @@ class VLLMRollout(RolloutEngine):
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
         """Free the device memory of weights and of keys and values, both together.
 
-        vLLM's CPU build keeps the memory; what is asleep is refused to generate all the same.
+        With ``sleep_level`` 0 it stays awake. vLLM's CPU build keeps the memory, and does not generate all the same.
 
         Raises:
             RunError: requests are under way, or one part alone is to sleep.
         """
+        if not self.config.sleep_level:
+            return
         if set(parts) != PARTS:
             raise RunError(f"vLLM sleeps with {' and '.join(sorted(PARTS))} together", where="rollout vllm")
         if self._jobs:
