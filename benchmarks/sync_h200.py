@@ -83,9 +83,9 @@ def main() -> None:
             metrics = hybrid.enter_generation(version)
         ((sample, _),) = rollout.generate_batch([request])
         assert len(sample.log_probs) == 8
-        print(json.dumps({"sync": version, "free_gib_before": round(least.before / 2**30, 2),
-                          "free_gib_least": round(least.free / 2**30, 2), "free_gib_after":
-                          round(hardware.memory().free / 2**30, 2), **{name: float(f"{value:.4g}") for name, value in metrics.items()}}), flush=True)  # fmt: skip
+        gib = {"before": least.before, "least": least.free, "after": hardware.memory().free}
+        told = {f"free_{when}_gib": value / 2**30 for when, value in gib.items()} | dict(metrics)
+        print(json.dumps({"sync": version} | {name: float(f"{value:.4g}") for name, value in told.items()}), flush=True)
     rollout.close()
     backend.close()
 

@@ -32,8 +32,8 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
         UserError: vLLM is not installed, or refuses the settings.
     """
     if find_spec("vllm") is None:
-        raise UserError("vLLM is not installed", where="rollout.name", mend="pip install 'drivetrain-rollout-vllm[cuda]'"
-                        " for NVIDIA GPUs, 'drivetrain-rollout-vllm[cpu]' for CPUs")  # fmt: skip
+        raise UserError("vLLM is not installed", where="rollout.name",
+                        mend="pip install 'drivetrain-rollout-vllm[cuda]' for NVIDIA GPUs, [cpu] for CPUs")  # fmt: skip
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if context.hardware.device_type == "cpu":
@@ -81,7 +81,8 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
         "load_format": "dummy" if context.receives_weights else "auto", "use_tqdm_on_load": False,
         "tensor_parallel_size": config.tensor_parallel_size, "distributed_executor_backend": "external_launcher",
         "weight_transfer_config": {"backend": NAME}, "logprobs_mode": "processed_logprobs",
-        "enable_sleep_mode": not on_cpu and config.sleep_level > 0, "generation_config": "vllm", "disable_log_stats": True,
+        "enable_sleep_mode": not on_cpu and config.sleep_level > 0, "generation_config": "vllm",
+        "disable_log_stats": True,
         "max_num_seqs": config.max_sequences, "max_num_batched_tokens": config.max_batch_tokens,
         "max_model_len": config.max_model_tokens, "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": eager(config, context),

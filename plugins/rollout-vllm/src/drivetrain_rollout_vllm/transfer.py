@@ -71,7 +71,7 @@ def register() -> None:
 
 @torch.no_grad()
 def _repack_tied_head(model: nn.Module) -> None:
-    """Pack the output head anew where it is tied: vLLM's CPU build has a packed copy, which reloading leaves as it was."""
+    """Pack a tied output head anew: vLLM's CPU build has a packed copy of it, which reloading leaves as it was."""
     head, inner = getattr(model, "lm_head", None), getattr(model, "model", None)
     embedding = getattr(inner, "embed_tokens", None)
     tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
