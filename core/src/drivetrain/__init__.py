@@ -44,6 +44,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "builtin.row_dispatch": ("DPComputeMetric", "DPComputeProto"),
     "protocol": ("ColumnHandle", "DataProto"),
     "driver.roles": ("Roles",),
+    "driver.text": ("end_of_sequence_ids",),
     "driver.advantage": ("compute_advantage",),
     "driver.policy_gradient": ("PolicyGradient",),
     "workers": (

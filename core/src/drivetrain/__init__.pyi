@@ -66,6 +66,7 @@ from drivetrain.contracts import WorkerGroup as WorkerGroup
 from drivetrain.driver.advantage import compute_advantage as compute_advantage
 from drivetrain.driver.policy_gradient import PolicyGradient as PolicyGradient
 from drivetrain.driver.roles import Roles as Roles
+from drivetrain.driver.text import end_of_sequence_ids as end_of_sequence_ids
 from drivetrain.errors import CheckpointError as CheckpointError
 from drivetrain.errors import ConfigError as ConfigError
 from drivetrain.errors import DrivetrainError as DrivetrainError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tiny_hf import EOS, TEXTS, one, prompts, request, save_tokenizer, tiny
 
-from drivetrain import UserError
-from drivetrain_rollout_hf.stopping import StopStrings, end_of_sequence_ids, load_tokenizer
+from drivetrain import UserError, end_of_sequence_ids
+from drivetrain_rollout_hf.stopping import StopStrings, load_tokenizer
 
 
 def test_end_of_sequence_ends_and_stays(make_engine: Any) -> None:

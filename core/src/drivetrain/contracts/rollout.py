@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain.contracts.mesh import RankLayout
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -66,6 +68,7 @@ class RolloutContext:
     rank: int  # among the processes of the worker group
     world_size: int
     seed: int  # of the run
+    receives_weights: bool = False  # it is sent weights before it generates, and need not read any
 
 
 class RolloutEngine(ABC):
@@ -82,6 +85,11 @@ class RolloutEngine(ABC):
         self.config = config
         self.context = context
         self.weight_version = 0
+
+    @property
+    def layout(self) -> RankLayout:
+        """Where this rank stands in the mesh ``rollout``; ranks of one dp index are given the same requests."""
+        return RankLayout(dp=self.context.rank, dp_size=self.context.world_size)
 
     @abstractmethod
     def initialize(self) -> None:

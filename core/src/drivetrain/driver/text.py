@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,20 @@ def pad_token_id(tokenizer: Any) -> int:
             return int(token)
     raise UserError("the tokenizer has neither a padding nor an end-of-sequence token", where="model.tokenizer",
                     mend="set pad_token in its tokenizer_config.json")  # fmt: skip
+
+
+def end_of_sequence_ids(folder: Path, tokenizer: Any | None) -> frozenset[int]:
+    """End-of-sequence tokens: those of the generation config (else of the model's config) and the tokenizer's."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            found.update(ids if isinstance(ids, list) else [ids])
+            break
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:

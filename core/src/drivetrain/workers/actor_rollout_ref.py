@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.contracts.backend import TrainingBackend
+from drivetrain.contracts.mesh import RankLayout
 from drivetrain.contracts.placement import HybridEngine
 from drivetrain.contracts.rollout import RolloutContext, RolloutEngine
 from drivetrain.driver.text import load_tokenizer, pad_token_id
@@ -52,7 +53,8 @@ class ActorRolloutRefWorker(ModelWorker):
         if "rollout" in self.roles:
             assert run.rollout is not None
             context = RolloutContext(model=run.model, hardware=self.hardware, rank=self.rank,
-                                     world_size=self.world_size, seed=run.trainer.seed)  # fmt: skip
+                                     world_size=self.world_size, seed=run.trainer.seed,
+                                     receives_weights=True)  # fmt: skip
             self.rollout = resolve("rollouts", run.rollout.name)(run.rollout, context)
         sides = [side for side in (self.actor, self.rollout) if side is not None]
         if run.rollout is not None and (len(sides) == 2 or (sides and run.two_groups(get_registry()))):
@@ -174,6 +176,9 @@ class ActorRolloutRefWorker(ModelWorker):
     def _train(self) -> None:
         if self._generating:
             self.enter_training()
+
+    def layout(self, mesh: str) -> RankLayout:
+        return self.rollout.layout if mesh == "rollout" and self.rollout is not None else super().layout(mesh)
 
     @cached_property
     def _pad_token_id(self) -> int:

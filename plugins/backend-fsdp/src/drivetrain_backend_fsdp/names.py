@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -42,25 +43,35 @@ def entries(model: PreTrainedModel, *, sharded: bool = False) -> Iterator[Weight
         )
         return
     first: dict[int, str] = {}
+    same = _same_in_folders(model)
     for name, tensor, give in _held(model):
+        disk_name = same.get(name)
         if id(tensor) in first:
-            (name,) = revert_weight_conversion(model, {name: tensor.detach()})
-            yield WeightEntry.whole(name, tensor, first[id(tensor)])
-            continue
-        if sharded and (placement := sharding.placement(tensor)) and (disk_name := _renamed(model, name, tensor)):
+            yield WeightEntry.whole(disk_name or name, tensor, first[id(tensor)])
+        elif disk_name is None:  # a weight that is several in a folder
+            for disk_name, part in revert_weight_conversion(model, {name: give(whole)}).items():
+                first[id(tensor)] = disk_name
+                yield WeightEntry.whole(disk_name, part)
+        else:
             first[id(tensor)] = disk_name
-            yield WeightEntry.share(disk_name, give(lambda t: sharding.local(t)[0]), tensor.shape, placement)
-            continue
-        for disk_name, part in revert_weight_conversion(model, {name: give(whole)}).items():
-            first[id(tensor)] = disk_name
-            yield WeightEntry.whole(disk_name, part)
+            if sharded and (placement := sharding.placement(tensor)):
+                yield WeightEntry.share(disk_name, give(lambda t: sharding.local(t)[0]), tensor.shape, placement)
+            else:
+                yield WeightEntry.whole(disk_name, give(whole))
 
 
-def _renamed(model: PreTrainedModel, name: str, tensor: Tensor) -> str | None:
-    """The name in a folder of a tensor that has the same form there, or None."""
-    probe = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    ((disk_name, found), *more) = revert_weight_conversion(model, {name: probe}).items()
-    return disk_name if found is probe and not more else None
+_SAME: WeakKeyDictionary[PreTrainedModel, dict[str, str]] = WeakKeyDictionary()
+
+
+def _same_in_folders(model: PreTrainedModel) -> dict[str, str]:
+    """Names in a folder of the tensors that have the same form there. Asked of transformers once for each model: it
+    walks through all modules to answer, for one tensor as for all."""
+    if model not in _SAME:
+        probes = {name: torch.empty(tensor.shape, device="meta") for name, tensor, _ in _held(model)}
+        names = {id(probe): name for name, probe in probes.items()}
+        reverted = revert_weight_conversion(model, dict(probes)).items()
+        _SAME[model] = {names[id(found)]: disk for disk, found in reverted if id(found) in names}
+    return _SAME[model]
 
 
 def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]]:

@@ -10,13 +10,21 @@ from typing import Any, cast
 
 from torch import nn
 
-from drivetrain import Completion, GenerationRequest, RolloutContext, RolloutEngine, RunError, UserError
+from drivetrain import (
+    Completion,
+    GenerationRequest,
+    RolloutContext,
+    RolloutEngine,
+    RunError,
+    UserError,
+    end_of_sequence_ids,
+)
 from drivetrain.weights import WeightStream
 from drivetrain_rollout_hf.config import HFRolloutConfig
 from drivetrain_rollout_hf.decode import Decoder, Row
 from drivetrain_rollout_hf.model import check_supported, evaluation_mode, load_own, text_config
 from drivetrain_rollout_hf.receiving import receive
-from drivetrain_rollout_hf.stopping import StopStrings, end_of_sequence_ids, load_tokenizer
+from drivetrain_rollout_hf.stopping import StopStrings, load_tokenizer
 
 
 @dataclass(eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,6 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any | None:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-
-
-def end_of_sequence_ids(folder: Path, tokenizer: Any | None) -> frozenset[int]:
-    """End-of-sequence tokens: those of the generation config (else of the model's config) and the tokenizer's."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
-        if ids is not None:
-            found.update(ids if isinstance(ids, list) else [ids])
-            break
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)
 
 
 class StopStrings:
