@@ -138,20 +138,21 @@ class VLLMRollout(RolloutEngine):
         self.weight_version = version
 
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
-        """Free the device memory of weights and of keys and values, both together.
+        """Free the device memory of weights and of keys and values: after it both sleep.
 
         With ``sleep_level`` 0 it stays awake. vLLM's CPU build keeps the memory, and does not generate all the same.
 
         Raises:
-            RunError: requests are under way, or one part alone is to sleep.
+            RunError: requests are under way, or one part is to sleep while the other is awake.
         """
-        if not self.config.sleep_level:
+        if not self.config.sleep_level or self._asleep == PARTS:
             return
-        if set(parts) != PARTS:
+        if self._asleep.union(parts) != PARTS:
             raise RunError(f"vLLM sleeps with {' and '.join(sorted(PARTS))} together", where="rollout vllm")
         if self._jobs:
             raise RunError(f"{len(self._jobs)} requests are under way, first {next(iter(self._jobs))!r}",
                            where="rollout vllm", mend="wait for them, or abort them")  # fmt: skip
+        self.wake()  # of one that sleeps in part, vLLM would take no notice
         self._engine.reset_prefix_cache()
         self._engine.sleep(level=self.config.sleep_level)
         self._asleep = set(PARTS)

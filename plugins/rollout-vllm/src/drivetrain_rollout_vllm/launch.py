@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from drivetrain import RolloutContext, UserError
 
@@ -40,7 +41,7 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else every process takes the same cores
     if not dist.is_initialized():
         backend = context.hardware.communication_backend
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, at every name that vLLM's modules look up
         from vllm import EngineArgs
