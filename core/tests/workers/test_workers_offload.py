@@ -127,7 +127,8 @@ def test_a_policy_and_its_reference_are_on_the_device_when_they_compute(tmp_path
 
 def test_a_sync_that_fails_is_made_before_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = started(ActorRolloutRefWorker, "actor")
-    worker.hybrid, worker.rollout = Hybrid(), SimpleNamespace(generate_batch=lambda requests: look("generate"))
+    rollout = SimpleNamespace(generate_batch=lambda requests: look("generate"), layout=RankLayout())
+    worker.hybrid, worker.rollout = Hybrid(), rollout
     worker.config.rollout = SimpleNamespace()
     monkeypatch.setattr("drivetrain.workers.actor_rollout_ref.requests_of", lambda *args, **options: [])
     worker.enter_generation(0)
