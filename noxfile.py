@@ -1,7 +1,7 @@
 """One isolated environment a plugin: that plugin, core, and what they declare, nothing else.
 
 Core and its dependencies (torch among them) are installed once, into a base environment that the others look into, so
-that a session costs seconds.
+that a session costs seconds. They have pip and the build backend from it too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def isolation(session: nox.Session) -> None:
         session.error(f"{len(failed)} of {len(order)} failed: {', '.join(failed)}")
 
 
-@nox.session
+@nox.session(venv_params=["--without-pip"])
 @nox.parametrize("package", PACKAGES)
 def isolated(session: nox.Session, package: str) -> None:
     """Run a plugin's tests with that plugin, core and its declared dependencies alone."""
@@ -119,7 +119,8 @@ def isolated(session: nox.Session, package: str) -> None:
     (Path(site) / "base.pth").write_text(f"import site; site.addsitedir({str(base)!r})\n", encoding="utf-8")
     _, *others = _with_dependencies((package, *TEST_COMPANIONS.get(package, ())))
     own = f"{package}[test]" if package in TEST_EXTRAS else package
-    session.install("--quiet", "-c", str(CONSTRAINTS), *(str(ROOT / "plugins" / name) for name in (own, *others)))
+    folders = [str(ROOT / "plugins" / name) for name in (own, *others)]
+    session.install("--quiet", "--no-build-isolation", "-c", str(CONSTRAINTS), *folders)
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
     files = [f"plugins/{package}/tests/{name}" for name in TEST_FILES.get(package, ("",))]
     session.run("python", "-m", "pytest", *files, *session.posargs, env=env)
