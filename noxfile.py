@@ -36,17 +36,21 @@ TEST_COMPANIONS = {
     "hybrid-engine": ("backend-fsdp", "rollout-hf"),
     "optimizers": ("backend-fsdp",),
 }
-#: files of a suite that are enough to show that a plugin stands alone, where the rest of it takes minutes
+#: files or tests of a suite that are enough to show that a plugin stands alone, where the rest of it takes minutes
 TEST_FILES = {
     "backend-fsdp": (
         "test_fsdp_plugin.py", "test_fsdp_forward.py", "test_fsdp_update.py", "test_fsdp_state.py",
-        "test_fsdp_scores.py", "test_fsdp_ranks.py",
+        "test_fsdp_ranks.py",
     ),
     "backend-megatron": (
         "test_megatron_config.py", "test_megatron_cpu.py", "test_megatron_dispatch.py", "test_megatron_weights.py",
         "test_megatron_one_process.py", "test_megatron_workers.py",
     ),
-    "executor-ray": ("test_ray_settings.py", "test_ray_pools.py", "test_ray_program.py"),
+    "executor-ray": ("test_ray_settings.py", "test_ray_program.py::test_a_step_of_ppo"),
+    "tasks": (
+        "test_plugin.py", "test_gsm8k.py", "test_gym.py", "test_math_answers.py", "test_shape.py",
+        "test_side_process.py", "test_tables.py",
+    ),
 }  # fmt: skip
 #: plugins whose suite needs what their extra `test` brings
 TEST_EXTRAS = ("backend-fsdp", "executor-ray", "trackers")
