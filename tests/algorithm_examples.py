@@ -30,6 +30,7 @@ def train(name: str, run_dir: Path, *overrides: str) -> list[dict[str, float]]:
 
 def assert_learns(name: str, run_dir: Path, *overrides: str, by: float = 0.10) -> None:
     """The lower bound of the held-out accuracy exceeds the start by that much."""
-    first, *_, last = train(name, run_dir, *overrides)
+    steps = yaml.safe_load(EXAMPLES[name].read_text())["trainer"]["steps"]
+    first, *_, last = train(name, run_dir, f"trainer.eval_every={steps}", *overrides)
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["data"]["eval"]["size"] == HELD_OUT
     assert first["step"] == 0 and lower_bound(last["eval/accuracy"]) >= first["eval/accuracy"] + by

@@ -1,7 +1,8 @@
 """Rollouts that are written down, and given again: so that runs on any number of processes train on the same tokens.
 
-``recording`` generates as ``hf`` does and appends every sample to a file; ``replay`` yields these samples. A sample is
-known by its seed, which is the same wherever it is drawn. :func:`install` makes both known to processes of their own.
+``recording`` generates as ``hf`` does and appends every sample to a file; it yields these, or where it is given samples
+of another run, those. ``replay`` yields what it is given and has no model. A sample is known by its seed, which is the
+same wherever it is drawn. :func:`install` makes both known to processes of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,17 @@ class RecordingConfig(HFRolloutConfig):
     """The section of ``recording``, which the engine ``hf`` reads too."""
 
     folder: Path
+    given: Path | None = None  # a folder of samples to yield instead
 
 
 def _recording() -> Any:
     from drivetrain_rollout_hf.engine import HFRollout
 
     class Recording(HFRollout):
+        def initialize(self) -> None:
+            super().initialize()
+            self._given = read(self.config.given) if self.config.given else None
+
         async def generate(self, request: Any) -> AsyncIterator[Any]:
             async for completion in super().generate(request):
                 row = {
@@ -45,7 +52,10 @@ def _recording() -> Any:
                 }
                 with (self.config.folder / f"{os.getpid()}.jsonl").open("a") as file:
                     file.write(json.dumps({"seed": request.seeds[completion.sample], **row}) + "\n")
-                yield completion
+                if self._given is not None:
+                    row = self._given[request.seeds[completion.sample]]
+                yield replace(completion, token_ids=tuple(row["tokens"]), log_probs=tuple(row["log_probs"]),
+                              finish_reason=row["end"])  # fmt: skip
 
     return Recording
 
@@ -103,6 +113,12 @@ def read(folder: Path) -> dict[int, dict[str, Any]]:
     """The samples by their seeds."""
     lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
     return {row["seed"]: row for row in map(json.loads, lines)}
+
+
+def first(folder: Path, steps: int) -> dict[int, dict[str, Any]]:
+    """The samples of the first of so many steps of a run of one process."""
+    samples = list(read(folder).items())
+    return dict(samples[: len(samples) // steps])
 
 
 def install(folder: Path) -> str:

@@ -20,15 +20,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
-def test_sft_then_grpo_learn(folder: Path, drivetrain) -> None:
-    """Supervised learning gets somewhere, and reinforcement learning from there gets much further."""
+def test_sft_then_grpo_learn(folder: Path, drivetrain_process) -> None:
+    """Supervised learning gets somewhere, and reinforcement learning from there further; in processes of their own."""
     sft, grpo = tiny.write_configs(folder)
-    drivetrain("train", sft)
+    drivetrain_process("train", sft)
     before, *_, after = metrics_of(folder / "runs/sft")
     assert before["step"] == 0 and after["eval/accuracy"] >= before["eval/accuracy"] + 0.15
 
-    drivetrain("export", folder / "runs/sft", folder / "warm")
-    out = drivetrain("train", grpo, f"model.path={folder / 'warm'}")
+    drivetrain_process("export", folder / "runs/sft", folder / "warm")
+    out = drivetrain_process("train", grpo, f"model.path={folder / 'warm'}")
     rows = metrics_of(folder / "runs/grpo")
     assert [row["step"] for row in rows] == list(range(41))
     # the exported model is the trained one
@@ -37,9 +37,9 @@ def test_sft_then_grpo_learn(folder: Path, drivetrain) -> None:
     assert rows[-1]["eval/accuracy"] >= rows[0]["eval/accuracy"] + 0.2
     assert "\x1b" not in out.stdout and "step 40/40" in out.stdout
 
-    report = drivetrain("eval", folder / "runs/grpo", "--json")
+    report = drivetrain_process("eval", folder / "runs/grpo", "--json")
     assert json.loads(report.stdout)["eval/accuracy"] == rows[-1]["eval/accuracy"]
-    answer = drivetrain("generate", folder / "runs/grpo", "--prompt", "3,7=")
+    answer = drivetrain_process("generate", folder / "runs/grpo", "--prompt", "3,7=")
     assert answer.stdout.startswith("3,7=")
 
 

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny
 
-PROGRAM = "from drivetrain.cli.main import main; main()"
 HUGE = "actor.optimizer.lr=1e30"  # one step leaves weights whose logits overflow
-
-
-def train(config: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, "train", str(config), "trainer.save_every=1", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -23,14 +15,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["sft", "grpo"])
-def test_numbers_that_are_not_finite_never_reach_the_weights(tmp_path: Path, name: str) -> None:
+def test_numbers_that_are_not_finite_never_reach_the_weights(tmp_path: Path, name: str, drivetrain) -> None:
     config = dict(zip(("sft", "grpo"), tiny.write_configs(tmp_path)))[name]
     reward = [f"rewards=[{{name: function, path: '{tmp_path / 'length.py'}:score'}}]"]  # differs within every group
     (tmp_path / "length.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7)\n")
-    one = train(config, HUGE, *reward, "trainer.steps=1", f"trainer.run_dir={tmp_path / 'one'}", "data.eval=null")
-    assert one.returncode == 0, one.stderr
-    more = train(config, HUGE, *reward, "trainer.steps=9", f"trainer.run_dir={tmp_path / 'more'}", "data.eval=null")
-    assert more.returncode == 1 and "no weight was changed" in more.stderr and "Traceback" not in more.stderr
+    common = ("train", config, HUGE, *reward, "trainer.save_every=1", "data.eval=null")
+    drivetrain(*common, "trainer.steps=1", f"trainer.run_dir={tmp_path / 'one'}")
+    more = drivetrain(*common, "trainer.steps=9", f"trainer.run_dir={tmp_path / 'more'}", code=1)
+    assert "no weight was changed" in more.stderr and "Traceback" not in more.stderr
     kept = sorted((tmp_path / "more" / "checkpoints").glob("step-*"))
     assert [folder.name for folder in kept] == ["step-000001"]
     actor = [files(tmp_path / run / "checkpoints" / "step-000001" / "actor") for run in ("one", "more")]
@@ -59,7 +51,9 @@ def test_the_best_checkpoint_is_found_by_its_metric(tmp_path: Path, drivetrain) 
         (["trainer.best_is=lowest"], ["is not read without best_metric"]),
     ],
 )  # fmt: skip
-def test_a_choice_that_cannot_be_made_is_refused(tmp_path: Path, settings: list[str], words: list[str]) -> None:
+def test_a_choice_that_cannot_be_made_is_refused(
+    tmp_path: Path, settings: list[str], words: list[str], drivetrain
+) -> None:
     sft, _ = tiny.write_configs(tmp_path)
-    refused = train(sft, "trainer.save_every=0", *settings)
-    assert refused.returncode == 2 and all(word in refused.stderr for word in words), refused.stderr
+    refused = drivetrain("train", sft, *settings, code=2)
+    assert all(word in refused.stderr for word in words), refused.stderr

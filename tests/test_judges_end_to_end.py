@@ -68,7 +68,9 @@ def test_judges_beside_a_rule(tmp_path: Path, drivetrain: Any, monkeypatch: pyte
     assert "sk-secret" not in more.stdout + more.stderr
 
 
-def test_an_endpoint_that_refuses_or_hangs_stops_the_run(tmp_path: Path, drivetrain: Any, monkeypatch: Any) -> None:
+def test_an_endpoint_that_refuses_or_hangs_stops_the_run(
+    tmp_path: Path, drivetrain: Any, drivetrain_process: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
     _, grpo = tiny.write_configs(tmp_path)
     with serving(lambda text, n: Reply(status=401, body='{"error": "no such key: sk-secret"}')) as (url, _):
@@ -78,7 +80,7 @@ def test_an_endpoint_that_refuses_or_hangs_stops_the_run(tmp_path: Path, drivetr
     assert "sk-secret" not in out.stdout + out.stderr
     with serving(lambda text, n: (server.ending.wait(60), Reply("1"))[1]) as (url, server):
         slow = f"rewards=[{reward('llm_judge', url, SHOWN + ', timeout_s: 1')}]"
-        out = drivetrain("train", grpo, *SMALL, slow, "--overwrite", code=1)
+        out = drivetrain_process("train", grpo, *SMALL, slow, "--overwrite", code=1)
     assert "took longer than timeout_s=1" in out.stderr and len(server.asked) == 5
     assert "Traceback" not in out.stderr and "destroyed" not in out.stderr  # what still waits ends in silence
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import hybrid_workers
@@ -24,7 +21,7 @@ from drivetrain.seam.registry import get_registry
 STEPS = 5
 
 
-def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
+def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path, drivetrain) -> None:
     _, config = tiny.write_configs(tmp_path)
     about = tmp_path / "model" / "config.json"  # transformers gives a pad token no gradient where it is read
     about.write_text(json.dumps(json.loads(about.read_text()) | {"pad_token_id": None}))
@@ -37,19 +34,17 @@ def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
     ranks = ["actor.backend.name=megatron", "actor.backend.tensor_model_parallel_size=2", "executor.name=ray",
              "executor.processes=4", "executor.num_cpus=4",
              *(f"actor.backend.{part}_offload=true" for part in ("param", "grad", "optimizer"))]  # fmt: skip
+    common += [f"trainer.steps={STEPS}", "rollout.name=recording"]
     folders: dict[str, Path] = {name: tmp_path / name for name in ("fsdp", "megatron")}
     for folder in folders.values():
         folder.mkdir()
-    one = train(config, pythonpath, tmp_path / "one", *common, f"trainer.steps={STEPS}", "rollout.name=recording",
-                f"rollout.folder={folders['fsdp']}")  # fmt: skip
-    train(config, pythonpath, tmp_path / "two", *common, *ranks, "trainer.steps=1", "rollout.name=recording",
-          f"rollout.folder={folders['megatron']}")  # fmt: skip
-    whole, drawn = (recorded.read(folder) for folder in folders.values())
-    assert len(drawn) == len(whole) / STEPS
-    assert {seed: row["tokens"] for seed, row in drawn.items()} == {seed: whole[seed]["tokens"] for seed in drawn}
+    one = train(config, pythonpath, tmp_path / "one", *common, f"rollout.folder={folders['fsdp']}")
+    two = train(config, pythonpath, tmp_path / "two", *common, *ranks, f"rollout.folder={folders['megatron']}",
+                f"rollout.given={folders['fsdp']}")  # fmt: skip
+    first, drawn = recorded.first(folders["fsdp"], STEPS), recorded.read(folders["megatron"])
+    assert len(drawn) == STEPS * len(first)
+    assert {seed: drawn[seed]["tokens"] for seed in first} == {seed: row["tokens"] for seed, row in first.items()}
 
-    two = train(config, pythonpath, tmp_path / "two", *common, *ranks, f"trainer.steps={STEPS}", "--resume=auto",
-                "rollout.name=replay", f"rollout.folder={folders['fsdp']}")  # fmt: skip
     assert [row["step"] for row in two] == [row["step"] for row in one] == list(range(1, STEPS + 1))
     assert min(row["train/grad_norm"] for row in one) > 0
     for alone, together in zip(one, two):
@@ -57,10 +52,8 @@ def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path) -> None:
             name = f"train/{key}"
             assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-6), (alone["step"], key)
     newest = checkpoints.complete(tmp_path / "two")[-1]
-    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "export"]
     sizes = ["executor.name=local", "actor.backend.tensor_model_parallel_size=1"]  # one process reads what all wrote
-    subprocess.run([*command, str(newest), str(tmp_path / "exported"), *sizes], check=True, timeout=600,
-                   env={**os.environ, "PYTHONPATH": pythonpath})  # fmt: skip
+    drivetrain("export", newest, tmp_path / "exported", *sizes, "rollout={name: hf, max_response_tokens: 3}")
     learned, start = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "model"))
     assert not learned.model.norm.weight.equal(start.model.norm.weight)
 

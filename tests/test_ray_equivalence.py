@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,55 +17,56 @@ STEPS = 11
 COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
 
 
-@pytest.mark.parametrize("name, metrics", [("grpo", 2), ("ppo", 4)])
-def test_any_number_of_processes_trains_alike(tmp_path: Path, name: str, metrics: int) -> None:
+@pytest.mark.parametrize(
+    "name, metrics, layouts",
+    [
+        ("grpo", 2, [(4, 1)]),
+        ("ppo", 4, [(2, 1), (4, 2)]),  # the latter: two groups of two ranks that share their rows
+    ],
+)
+def test_any_number_of_processes_trains_alike(
+    tmp_path: Path, name: str, metrics: int, layouts: list[tuple[int, int]]
+) -> None:
+    """They draw the tokens of one process in the first step, and learn from its tokens what it does in all steps."""
     _, config = tiny.write_configs(tmp_path)
     (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
     pythonpath = recorded.install(tmp_path / "site")
     common = [f"algorithm.name={name}", "hybrid_engine.name=colocated", "actor.mini_batch_prompts=6",
+              f"trainer.steps={STEPS}", "rollout.name=recording",
               f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip
     trace = tmp_path / "trace"
     trace.mkdir()
-    one = train(config, pythonpath, tmp_path / "one", *common, f"trainer.steps={STEPS}", "rollout.name=recording",
-                f"rollout.folder={trace}")  # fmt: skip
-    whole, keys = recorded.read(trace), [f"train/{key}" for key in COMPARED if f"train/{key}" in one[0]]
+    one = train(config, pythonpath, tmp_path / "one", *common, f"rollout.folder={trace}")
+    keys = [f"train/{key}" for key in COMPARED if f"train/{key}" in one[0]]
     assert len(keys) == metrics and min(row["train/grad_norm"] for row in one) > 0
+    first = {seed: row["tokens"] for seed, row in recorded.first(trace, STEPS).items()}
 
-    for processes in (2, 4):
-        several = [*common, "executor.name=ray", f"executor.processes={processes}", "executor.num_cpus=4"]
+    for processes, shared in layouts:
         drawn = tmp_path / f"drawn-{processes}"
         drawn.mkdir()
-        train(config, pythonpath, tmp_path / f"first-{processes}", *several, "trainer.steps=1",
-              "rollout.name=recording", f"rollout.folder={drawn}")  # fmt: skip
+        many = train(config, pythonpath, tmp_path / f"all-{processes}", *common, "executor.name=ray",
+                     f"executor.processes={processes}", "executor.num_cpus=4", f"rollout.folder={drawn}",
+                     f"rollout.given={trace}", f"actor.backend.sequence_parallel={shared}")  # fmt: skip
         samples = recorded.read(drawn)
-        assert len(list(drawn.iterdir())) == processes and len(samples) == len(whole) / STEPS
-        assert {seed: row["tokens"] for seed, row in samples.items()} == {s: whole[s]["tokens"] for s in samples}
-
-        for shared in (1, 2) if processes == 4 else (1,):  # with 2, two groups of two ranks that share their rows
-            many = train(config, pythonpath, tmp_path / f"all-{processes}-{shared}", *several, f"trainer.steps={STEPS}",
-                         "rollout.name=replay", f"rollout.folder={trace}",
-                         f"actor.backend.sequence_parallel={shared}")  # fmt: skip
-            assert len(many) == len(one) == STEPS
-            for alone, together in zip(one, many):
-                for key in keys:
-                    assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
+        assert len(list(drawn.iterdir())) == processes and len(samples) == len(recorded.read(trace))
+        assert {seed: samples[seed]["tokens"] for seed in first} == first
+        assert len(many) == len(one) == STEPS
+        for alone, together in zip(one, many):
+            for key in keys:
+                assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-5), (alone["step"], key)
 
 
-def test_the_quickstart_runs_on_two_processes(tmp_path: Path) -> None:
+def test_the_quickstart_runs_on_two_processes(tmp_path: Path, drivetrain) -> None:
     """Its checkpoints, written in the background, are exported by one process."""
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "train",
-               "examples/quickstart/grpo.yaml", "executor.name=ray", "executor.processes=2", "trainer.steps=3",
-               "trainer.save_every=1", "trainer.save_in_background=true", f"trainer.run_dir={tmp_path / 'run'}",
-               ]  # fmt: skip
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[1] / "examples")
+    done = drivetrain("train", "examples/quickstart/grpo.yaml", "executor.name=ray", "executor.processes=2",
+                      "trainer.steps=3", "trainer.save_every=1", "trainer.save_in_background=true",
+                      "trainer.run_dir=run", "data.eval=null", "trainer.eval_every=0")  # fmt: skip
     assert "placement: actor + rollout on 2 x " in done.stdout and "3 of 3 steps" in done.stdout
     kept = checkpoints.complete(tmp_path / "run")
     assert [folder.name for folder in kept] == ["step-000002", "step-000003"]
     assert len(list((kept[-1] / "actor").glob("rank-*.safetensors"))) == 2
-    export = [*command[:3], "export", str(kept[-1]), str(tmp_path / "model"), "executor.name=local"]
-    subprocess.run(export, check=True, timeout=600)
+    drivetrain("export", kept[-1], tmp_path / "model", "executor.name=local")
     whole = load_file(tmp_path / "model" / "model.safetensors")
     parts = [load_file(path) for path in sorted((kept[-1] / "actor").glob("rank-*.safetensors"))]
     assert all(tensor.equal(torch.cat([part[f"model.{name}"] for part in parts])) for name, tensor in whole.items())

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 NAMES = ("lines", "jsonl", "csv", "parquet", "tensorboard", "wandb", "mlflow")
 
 
-def test_all_trackers_at_once(tmp_path: Path, drivetrain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_trackers_at_once(tmp_path: Path, drivetrain_process, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "DO_NOT_TRACK": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -26,7 +26,7 @@ def test_all_trackers_at_once(tmp_path: Path, drivetrain, monkeypatch: pytest.Mo
     run["trackers"] = [{"name": name, **({"mode": "offline"} if name == "wandb" else {})} for name in NAMES]
     sft.write_text(yaml.safe_dump(run))
     for steps, resume in ((2, ()), (3, ("--resume", "auto"))):
-        done = drivetrain("train", sft, f"trainer.steps={steps}", "trainer.eval_every=1", *resume)
+        done = drivetrain_process("train", sft, f"trainer.steps={steps}", "trainer.eval_every=1", *resume)
         assert "warning:" not in done.stderr
 
     folder = tmp_path / "runs/sft"
@@ -49,7 +49,7 @@ def test_all_trackers_at_once(tmp_path: Path, drivetrain, monkeypatch: pytest.Mo
     assert [metric.value for metric in client.get_metric_history(run_id, "eval/accuracy")] == accuracy
 
 
-def test_a_package_that_is_not_there_is_said_at_once(tmp_path: Path, drivetrain, monkeypatch) -> None:
+def test_a_package_that_is_not_there_is_said_at_once(tmp_path: Path, drivetrain_process, monkeypatch) -> None:
     """Selecting a tracker without its package is one line, before anything loads."""
     blocked = tmp_path / "blocked"
     blocked.mkdir()
@@ -59,7 +59,7 @@ def test_a_package_that_is_not_there_is_said_at_once(tmp_path: Path, drivetrain,
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(blocked), os.environ.get("PYTHONPATH")])))
     sft, _ = tiny.write_configs(tmp_path)
-    refused = drivetrain("train", sft, "trackers=[{name: wandb}]", code=2)
+    refused = drivetrain_process("train", sft, "trackers=[{name: wandb}]", code=2)
     assert refused.stderr.splitlines()[0] == (
         "error: tracker 'wandb' needs wandb, not installed here (command line: trackers.0.name)"
     )
