@@ -1,14 +1,17 @@
-"""Weights of Qwen2.5-7B's shape from the backend fsdp into vLLM on the same GPU: seconds, bandwidth, extra memory.
+"""Weights of Qwen2.5-7B's shape from a backend into vLLM on the same GPUs: seconds, bandwidth, extra memory.
 
     python benchmarks/sync_h200.py [--shape 7b] [--syncs 6] [--hardware cuda] [--bucket-mib 256]
+    python benchmarks/sync_h200.py --processes 2 --engine-size 2                         # FSDP to one engine of TP2
+    python benchmarks/sync_h200.py --processes 2 --backend megatron --backend-size 2     # TP2 to two engines of TP1
 
-Random weights in bf16. The first sync checks the content of every weight. Extra memory is the most that the device has
-in use during a sync beyond what it had before.
+Random weights in bf16. The first sync checks the content of every weight, later ones a sample. Rank 0 prints a line a
+sync: what the hybrid engine tells, and free memory of the device by its driver before, at the least and after.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import tempfile
 import threading
@@ -16,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fsdp_h200 import write_folder
+from transformers import AutoModelForCausalLM
 
 from drivetrain import BackendContext, GenerationRequest, RolloutContext, SamplingParams, resolve
 from drivetrain.config import ModelConfig, PluginConfig
-from drivetrain_backend_fsdp.config import FSDPConfig
+from drivetrain.seam.registry import get_registry
 from drivetrain_hybrid_engine.config import ColocatedConfig
 from drivetrain_rollout_vllm.config import VLLMRolloutConfig
 
@@ -46,48 +51,86 @@ class Least:
         self._thread.join()
 
 
+def work(rank: int, folder: Path, given: argparse.Namespace) -> None:
+    """Make both engines on a rank and send weights."""
+    hardware = resolve("hardware", given.hardware)(PluginConfig(name=given.hardware))
+    hardware.select(rank)
+    if given.processes > 1:
+        dist.init_process_group(hardware.communication_backend, init_method=f"file://{folder}/rendezvous", rank=rank,
+                                world_size=given.processes)  # fmt: skip
+    on_gpu = given.hardware == "cuda"
+    model = ModelConfig(path=folder / "model", dtype="bfloat16" if on_gpu else "float32")
+    place: dict[str, Any] = {"hardware": hardware, "rank": rank, "world_size": given.processes, "seed": 0}
+    section = get_registry().config_model("backends", given.backend)
+    sizes = {"tensor_model_parallel_size": given.backend_size} if given.backend == "megatron" else {}
+    backend = resolve("backends", given.backend)(
+        section(name=given.backend, **sizes),
+        BackendContext(role="ref", model=model, optimizer=None, max_grad_norm=None, **place),
+    )
+    backend.initialize()
+    memory = {} if on_gpu else {"kv_cache_bytes": 1 << 26}
+    rollout = resolve("rollouts", "vllm")(
+        VLLMRolloutConfig(name="vllm", max_response_tokens=8, max_model_tokens=1024, gpu_memory_utilization=0.5,
+                          enforce_eager=True, sleep_level=given.sleep_level, tensor_parallel_size=given.engine_size,
+                          **memory),
+        RolloutContext(model=model, receives_weights=True, **place),
+    )  # fmt: skip
+    hybrid = resolve("hybrid_engines", "colocated")(
+        ColocatedConfig(bucket_bytes=given.bucket_mib << 20, sharing="never")
+    )
+    hybrid.attach(backend, rollout)
+    rollout.initialize()
+    request = GenerationRequest(request_id="one", prompt_token_ids=(5, 6, 7), seeds=(1, 2),
+                                sampling=SamplingParams(max_tokens=8, ignore_eos=True))  # fmt: skip
+    for version in range(given.syncs):
+        slept = hybrid.enter_training()
+        hardware.synchronize()
+        if given.processes > 1:
+            dist.barrier()
+        with Least(hardware) as least:
+            metrics = hybrid.enter_generation(version)
+        ((sample, _),) = rollout.generate_batch([request])
+        assert len(sample.log_probs) == 8
+        if rank == 0:
+            gib = {"before": least.before, "least": least.free, "after": hardware.memory().free}
+            told = {f"free_{when}_gib": value / 2**30 for when, value in gib.items()} | dict(slept) | dict(metrics)
+            line = {"sync": version} | {name: float(f"{value:.4g}") for name, value in told.items()}
+            print(json.dumps(line), flush=True)
+    rollout.close()
+    backend.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def main() -> None:
-    """Make both engines and send weights."""
+    """Draw weights, and start a process for each device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="7b")
     parser.add_argument("--syncs", type=int, default=6)
     parser.add_argument("--hardware", default="cuda")
     parser.add_argument("--bucket-mib", type=int, default=256)
     parser.add_argument("--sleep-level", type=int, default=2)
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    write_folder(arguments.shape, folder)
-    hardware = resolve("hardware", arguments.hardware)(PluginConfig(name=arguments.hardware))
-    hardware.select(0)
-    on_gpu = arguments.hardware == "cuda"
-    model = ModelConfig(path=folder, dtype="bfloat16" if on_gpu else "float32", init="random")
-    place = {"hardware": hardware, "rank": 0, "world_size": 1, "seed": 0}
-    backend = resolve("backends", "fsdp")(FSDPConfig(), BackendContext(
-        role="actor", model=model, optimizer=None, max_grad_norm=None, **place))  # fmt: skip
-    with torch.device(hardware.device()):  # weights are drawn where they are needed
-        backend.initialize()
-    rollout = resolve("rollouts", "vllm")(
-        VLLMRolloutConfig(name="vllm", max_response_tokens=8, max_model_tokens=1024, gpu_memory_utilization=0.5,
-                          enforce_eager=True, sleep_level=arguments.sleep_level),
-        RolloutContext(model=model, receives_weights=True, **place),
-    )  # fmt: skip
-    hybrid = resolve("hybrid_engines", "colocated")(ColocatedConfig(bucket_bytes=arguments.bucket_mib << 20))
-    hybrid.attach(backend, rollout)
-    rollout.initialize()
-    request = GenerationRequest(request_id="one", prompt_token_ids=(5, 6, 7), seeds=(1, 2),
-                                sampling=SamplingParams(max_tokens=8, ignore_eos=True))  # fmt: skip
-    for version in range(arguments.syncs):
-        hybrid.enter_training()
-        hardware.synchronize()
-        with Least(hardware) as least:
-            metrics = hybrid.enter_generation(version)
-        ((sample, _),) = rollout.generate_batch([request])
-        assert len(sample.log_probs) == 8
-        gib = {"before": least.before, "least": least.free, "after": hardware.memory().free}
-        told = {f"free_{when}_gib": value / 2**30 for when, value in gib.items()} | dict(metrics)
-        print(json.dumps({"sync": version} | {name: float(f"{value:.4g}") for name, value in told.items()}), flush=True)
-    rollout.close()
-    backend.close()
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--backend", default="fsdp", choices=["fsdp", "megatron"])
+    parser.add_argument("--backend-size", type=int, default=1, help="tensor parallelism of backend megatron")
+    parser.add_argument("--engine-size", type=int, default=1, help="tensor parallelism of vLLM")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = write_folder(given.shape, folder / "model")
+        on_gpu = given.hardware == "cuda"
+        torch.manual_seed(0)
+        with torch.device("cuda" if on_gpu else "cpu"):
+            drawn = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if on_gpu else torch.float32)
+        drawn.save_pretrained(folder / "model")
+        del drawn
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+        if given.processes == 1:
+            work(0, folder, given)
+        else:
+            torch.multiprocessing.spawn(work, args=(folder, given), nprocs=given.processes)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ def test_all_rollouts_have_the_trainers_weights_after_each_update(models: dict[s
         sent, *received = groups.generate(version)
         trained = pair.trained()
         size = sum(t.nbytes for name, t in trained.items() if name != "lm_head.weight")
-        assert sent.keys() == {"bytes", "buckets", "seconds"} and sent["bytes"] == size and sent["buckets"] > 1
-        assert all(metrics.keys() == {"seconds"} for metrics in received)
+        every = {"seconds", "peak_bytes"}
+        assert sent.keys() == every | {"bytes", "buckets", "bandwidth"}
+        assert sent["bytes"] == size and sent["buckets"] > 1
+        assert all(metrics.keys() == every for metrics in received)
         for rollout in rollouts:
             hybrid_rig.assert_same(dict(rollout._module.state_dict()), trained)
             assert rollout.weight_version == version

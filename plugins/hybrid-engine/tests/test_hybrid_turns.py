@@ -153,7 +153,7 @@ def test_after_an_error_training_and_the_next_turn_go_on(step: str, pair: rig.Pa
     assert pair.hybrid.enter_training() == {} and pair.journal.take() == []  # it sleeps
     learn(pair, batch)
     pair.hybrid.enter_generation(1)
-    assert pair.journal.take() == SYNC and pair.hybrid._compared() is not True
+    assert pair.journal.take() == SYNC and pair.hybrid._synced
     assert current(pair)
 
 
@@ -186,11 +186,11 @@ def test_a_sleep_that_fails_after_an_error_hides_it_not(pair: rig.Pair, caplog: 
 
 def test_all_is_compared_after_a_sync_that_failed(pair: rig.Pair) -> None:
     pair.hybrid.enter_generation(0)
-    assert pair.hybrid._compared() is not True
+    assert pair.hybrid._synced
     pair.journal.failing = {"load"}
     with pytest.raises(RuntimeError, match="load failed"):
         pair.hybrid.enter_generation(1)
-    assert pair.hybrid._compared() is True
+    assert not pair.hybrid._synced
 
 
 def test_engines_that_neither_sleep_nor_offload_are_left_alone(models: dict[str, Path]) -> None:
