@@ -16,6 +16,7 @@ import json
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config
@@ -41,7 +42,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def prepare(folder: Path, small: bool, prompt_tokens: int) -> Path:
+def prepare(folder: Path, small: bool, prompt_tokens: int, shape: dict[str, Any] = SHAPE) -> Path:
     """Write the model's config, a tokenizer of digits, prompts, a reward and the run's config."""
     model = folder / "model"
     model.mkdir(parents=True, exist_ok=True)
@@ -51,8 +52,7 @@ def prepare(folder: Path, small: bool, prompt_tokens: int) -> Path:
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special).save_pretrained(model)
-    shape = SMALL if small else SHAPE
-    config = Qwen2Config(**shape, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    config = Qwen2Config(**(SMALL if small else shape), pad_token_id=0, bos_token_id=1, eos_token_id=2)
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(model)
     draw = random.Random(0)

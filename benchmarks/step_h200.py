@@ -12,6 +12,7 @@ Every contender is a process of its own, one after the other. Memory is the devi
     drivetrain-fp32 fp32 weights and moments, computed in bf16, layers recomputed
     trl             GRPOTrainer, weights in bf16, no recomputation, generation by transformers
     transformers    `generate` alone
+    drivetrain-7b   as drivetrain-fp32 at Qwen2.5-7B's shape; parameters and moments in host memory during generation
 """
 
 from __future__ import annotations
@@ -41,14 +42,22 @@ SETTINGS = {
         "actor.backend.micro_batch_tokens=32768", "rollout.dtype=bfloat16",
     ],
 }  # fmt: skip
-ALL = ("vllm", *SETTINGS, "trl", "transformers")
+SHAPE_7B = {
+    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+OFFLOADED = [
+    "model.init=pretrained", "actor.backend.param_offload=true", "actor.backend.optimizer_offload=true",
+    "rollout.gpu_memory_utilization=0.6", "rollout.sleep_level=2",
+]  # fmt: skip
+ALL = ("vllm", *SETTINGS, "trl", "transformers", "drivetrain-7b")
 
 
 def main() -> None:
     """Run the contenders and print what each took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=ALL, default=ALL)
+    parser.add_argument("--only", nargs="+", choices=ALL, default=ALL[:-1])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--hardware", default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny shape and few tokens, to try the script")
@@ -61,6 +70,8 @@ def main() -> None:
     from grpo_gpu import prepare
 
     prepare(arguments.folder, arguments.small, PROMPT)
+    if "drivetrain-7b" in arguments.only:
+        prepare(arguments.folder / "7b", arguments.small, PROMPT, SHAPE_7B)
     found = {name: _measured(name) for name in arguments.only}
     print("\n" + json.dumps(found, indent=1))
 
@@ -162,14 +173,19 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
 
     prompts, response = _sizes(arguments)
     folder, on_gpu = arguments.folder / arguments.one, arguments.hardware == "cuda"
+    large = arguments.one == "drivetrain-7b"
+    given = arguments.folder / "7b" if large else arguments.folder
+    if large:
+        _draw(given / "model", on_gpu)
     config = arguments.folder / f"{arguments.one}.yaml"
-    config.write_text((arguments.folder / "run.yaml").read_text().replace("rollout: {name: hf", "rollout: {name: vllm"))
+    config.write_text((given / "run.yaml").read_text().replace("rollout: {name: hf", "rollout: {name: vllm"))
     engine = [f"{key}={value}" for key, value in ENGINE.items()]
     engine += (
         [f"rollout.engine_args.compilation_config.{key}={value}" for key, value in GRAPHS.items()] if on_gpu else []
     )
     kernels = ["actor.backend.attention=varlen", "actor.backend.compile=true"] if on_gpu else []
-    settings = SETTINGS[arguments.one] if on_gpu else []
+    settings = SETTINGS["drivetrain-fp32" if large else arguments.one] if on_gpu else []
+    settings += OFFLOADED if large else []
     code = run(["train", str(config), "--overwrite", f"hardware.name={arguments.hardware}",
                 f"trainer.steps={arguments.steps}", f"trainer.run_dir={folder}", "hybrid_engine.name=colocated",
                 "algorithm.old_log_probs=recompute", f"data.batch_prompts={prompts}",
@@ -184,6 +200,19 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
     )
     medians = {name: float(f"{statistics.median(row.get(name, 0.0) for row in rows):.4g}") for name in names}
     _tell([row["time/step_s"] for row in rows], prompts * SAMPLES * response, first_s=first["time/step_s"], **medians)
+
+
+def _draw(folder: Path, on_gpu: bool) -> None:
+    """Write random weights in bf16 into a folder that has a config, drawn where that is fast."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("cuda" if on_gpu else "cpu"):
+        drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    drawn.save_pretrained(folder)
+    del drawn
+    if on_gpu:
+        torch.cuda.empty_cache()
 
 
 def _trl(arguments: argparse.Namespace) -> None:
@@ -232,7 +261,8 @@ def _tell(seconds: list[float], tokens: int, **others: float) -> None:
 
 
 RUN: dict[str, Callable[[argparse.Namespace], None]] = {
-    "vllm": _vllm, "trl": _trl, "transformers": _transformers, **dict.fromkeys(SETTINGS, _drivetrain)
+    "vllm": _vllm, "trl": _trl, "transformers": _transformers,
+    **dict.fromkeys((*SETTINGS, "drivetrain-7b"), _drivetrain),
 }  # fmt: skip
 
 if __name__ == "__main__":

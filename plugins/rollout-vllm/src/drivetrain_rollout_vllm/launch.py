@@ -76,6 +76,8 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
     memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
     if config.kv_cache_bytes is not None or on_cpu:
         memory["kv_cache_memory_bytes"] = config.kv_cache_bytes or CPU_KV_CACHE_BYTES
+    if on_cpu and config.sample_seeds:  # of a prompt read in parts vLLM winds the seed's generator back, a GPU's alone
+        memory["enable_chunked_prefill"] = False
     return {
         "model": str(model.path), "tokenizer": str(model.tokenizer_path), "trust_remote_code": model.trust_remote_code,
         "dtype": config.dtype or model.dtype, "seed": context.seed % 2**31,
