@@ -227,7 +227,8 @@ class VLLMRollout(RolloutEngine):
         ends = set(wanted.stop_token_ids) | (set() if wanted.ignore_eos else self._end_ids)
         return SamplingParams(
             temperature=wanted.temperature, top_k=wanted.top_k, top_p=wanted.top_p, min_p=wanted.min_p,
-            max_tokens=wanted.max_tokens, min_tokens=wanted.min_tokens, seed=self._seed(seed),
+            max_tokens=wanted.max_tokens, seed=self._seed(seed),
+            min_tokens=max(wanted.min_tokens - 1, 0),  # vLLM does not count the token that ends a response
             stop=list(wanted.stop), stop_token_ids=sorted(ends), ignore_eos=True,  # the tokens that end are given
             logprobs=0, flat_logprobs=True, detokenize=bool(wanted.stop), skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
