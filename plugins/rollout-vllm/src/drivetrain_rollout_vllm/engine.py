@@ -212,7 +212,7 @@ class VLLMRollout(RolloutEngine):
             try:
                 self._engine.add_request(key, {"prompt_token_ids": list(request.prompt_token_ids)},
                                          self._sampling(request, seed))  # fmt: skip
-            except ValueError as error:
+            except Exception as error:  # of types that depend on vLLM's version
                 self._end(job)
                 raise UserError(f"vLLM refuses request {request.request_id!r}: {error}", where="rollout") from error
             job.samples[key] = _Sample(index, [(0, self.weight_version)])
