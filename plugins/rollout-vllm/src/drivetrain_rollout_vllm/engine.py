@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -328,8 +329,15 @@ class VLLMRollout(RolloutEngine):
             self._task.cancel()
         from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
-        self._engine.engine_core.shutdown()
+        client = self._engine.engine_core
+        core = client.engine_core  # its own shutdown, now or when it is collected, ends the workers' process group
+        if (finalizer := getattr(client, "_finalizer", None)) is not None:
+            finalizer.detach()
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        gc.unfreeze()
         self._engine = None
+        destroy_model_parallel()
         if self._owns_process_group:
-            destroy_model_parallel()
             destroy_distributed_environment()
