@@ -76,7 +76,9 @@ def context_of(folder: Path, *, rank: int = 0, world_size: int = 1, receives_wei
                           receives_weights=receives_weights)  # fmt: skip
 
 
-def make_engine(folder: Path, *, rank: int = 0, world_size: int = 1, receives_weights: bool = True, **settings: Any) -> Any:
+def make_engine(
+    folder: Path, *, rank: int = 0, world_size: int = 1, receives_weights: bool = True, **settings: Any
+) -> Any:
     """An engine that has started."""
     from drivetrain_rollout_vllm.config import VLLMRolloutConfig
 
