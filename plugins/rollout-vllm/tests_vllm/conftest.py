@@ -37,6 +37,7 @@ def engines(models: dict[str, Path]) -> Iterator[dict[str, Served]]:
 def served(request: pytest.FixtureRequest, engines: dict[str, Served]) -> Served:
     """Each engine, with the weights of its folder."""
     ready = engines[request.param]
+    ready.engine.wake()
     ready.load(0)
     return ready
 
@@ -44,5 +45,6 @@ def served(request: pytest.FixtureRequest, engines: dict[str, Served]) -> Served
 @pytest.fixture
 def llama(engines: dict[str, Served]) -> Served:
     """One of them, where the model makes no difference."""
+    engines["llama"].engine.wake()
     engines["llama"].load(0)
     return engines["llama"]

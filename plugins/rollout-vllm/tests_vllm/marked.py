@@ -9,7 +9,6 @@ from typing import Any
 
 from drivetrain import RolloutSpec, hookimpl
 from drivetrain_rollout_vllm.config import VLLMRolloutConfig
-from drivetrain_rollout_vllm.plugin import drivetrain_rollouts as of_vllm
 
 
 class MarkedConfig(VLLMRolloutConfig):
@@ -34,7 +33,9 @@ def marked(config: Any, context: Any) -> Any:
 @hookimpl
 def drivetrain_rollouts() -> Iterable[RolloutSpec]:
     """Offer it."""
-    (spec,) = of_vllm()
+    from drivetrain_rollout_vllm import plugin
+
+    (spec,) = plugin.drivetrain_rollouts()
     yield RolloutSpec(
         name="marked", summary="", factory="marked:marked", config="marked:MarkedConfig", provides=spec.provides
     )

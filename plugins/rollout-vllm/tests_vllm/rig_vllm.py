@@ -155,7 +155,7 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def plain_distribution(logits: torch.Tensor, params: SamplingParams, drawn: int) -> torch.Tensor:
-    """Of one token, as plainly as it can be written: temperature, then min-p, top-k and top-p; float64 (vocabulary,)."""
+    """Of one token, as plainly as can be: temperature, then min-p, top-k and top-p; float64 (vocabulary,)."""
     logits = logits.double().clone()
     if drawn + 1 < params.min_tokens:
         logits[EOS] = -torch.inf

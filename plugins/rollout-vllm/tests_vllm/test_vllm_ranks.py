@@ -60,7 +60,7 @@ def test_an_engine_in_each_process(ranks: list[dict[str, Any]], whole: list[Any]
 
 @pytest.mark.parametrize("name", vllm_ranks.COUPLED)
 def test_trainers_over_two_processes(name: str, ranks: list[dict[str, Any]]) -> None:
-    """Shards of FSDP go to halves of vLLM's, halves of Megatron's to whole engines: the log-probs agree after updates."""
+    """Shards of FSDP go to halves of an engine, halves of Megatron's to whole ones; log-probs agree after updates."""
     seen = [rank[name] for rank in ranks]
     assert all(len(one["mismatch"]) == 3 and max(one["mismatch"]) < ATOL for one in seen)
     drawn = [one["responses"] for one in seen]

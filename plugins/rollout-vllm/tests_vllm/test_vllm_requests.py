@@ -128,7 +128,7 @@ REFUSED: list[tuple[GenerationRequest, str]] = [
     (request([], "r"), "the prompt of request 'r' is empty"),
     (request([5, 128], "r"), "request 'r' has tokens 5 to 128; the model has 0 to 127"),
     (request([5, -1], "r"), "request 'r' has tokens -1 to 5"),
-    (request([5] * 500, "r", max_tokens=13), "a prompt of 500 tokens and a response of up to 13 exceed the engine's 512"),
+    (request([5] * 500, "r", max_tokens=13), "500 tokens and a response of up to 13 exceed the engine's 512"),
     (request([5], "r", max_tokens=4, min_p=2.0), "vLLM refuses request 'r': .*min_p"),
     (request([5], "r", range(3), max_tokens=4, temperature=-1.0), "vLLM refuses request 'r': .*temperature"),
 ]  # fmt: skip
