@@ -41,7 +41,8 @@ def test_megatron_and_vllm_split_alike_over_two_processes(tmp_path: Path) -> Non
     steps = [row for row in rows if row["step"]]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5], out
     for row in steps:
-        assert row["train/rollout_mismatch"] < 1e-4 and row["train/grad_norm"] > 0 and row["sync/bytes"] > 0
+        assert row["train/rollout_mismatch"] < 1e-5 and row["train/grad_norm"] > 0
+    assert all(row["sync/bytes"] > 0 for row in steps[1:])
 
 
 def mine(marker: str) -> list[int]:
