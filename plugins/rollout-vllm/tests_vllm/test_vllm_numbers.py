@@ -19,6 +19,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"min_p": 0.2},
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8},
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8, "min_p": 0.05},
+    {"top_p": 0.6, "min_p": 0.1},
     {"min_tokens": 9},
     {"temperature": 0.0, "top_k": 3},
 ]
