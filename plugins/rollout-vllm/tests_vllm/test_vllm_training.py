@@ -21,12 +21,12 @@ STEPS = 40
 
 
 def test_the_quickstart_learns(tmp_path: Path) -> None:
-    """Accuracy on prompts that are not trained on."""
+    """Accuracy on prompts that are not trained on; with seeds 1 to 3 it is 0.53 to 0.56."""
     rows, _ = train(tmp_path / "run", *TASK, f"trainer.steps={STEPS}", f"trainer.eval_every={STEPS}")
     begun, *steps = rows
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     assert 0.3 < begun["eval/accuracy"] < 0.38
-    assert steps[-1]["eval/accuracy"] > 0.45
+    assert steps[-1]["eval/accuracy"] > 0.48
     assert all(row["sync/bytes"] > 0 for row in steps[1:])
 
 
