@@ -43,9 +43,7 @@ class VLLMRolloutConfig(RolloutConfig):
     )  # fmt: skip
     max_sequences: int = Field(256, gt=0, description="Sequences that are decoded together; more wait.")
     max_batch_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="Tokens of one forward call, of prompts that are read among them. Omitted: as vLLM does.",
+        None, gt=0, description="Tokens of one forward call, of prompts that are read too. Omitted: as vLLM does."
     )
     max_model_tokens: int | None = Field(
         None, gt=0, description="Longest prompt and response together. Omitted: what the model allows."
