@@ -17,7 +17,7 @@ from drivetrain.seam.first_party import FIRST_PARTY
 from drivetrain.seam.specs import SPEC_TYPES
 
 HEAVY = {"torch", "ray", "transformers", "tensordict", "vllm", "sglang", "megatron", "pyarrow", "reasoning_gym"}
-ORDINARY_WORDS = {"format", "gloo", "length", "nccl", "ray"}  # which name other things, too
+ORDINARY_WORDS = {"format", "gloo", "length", "nccl", "ray", "vllm"}  # which name other things, too
 SOURCES = sorted(CORE_SOURCE.rglob("*.py"))
 
 

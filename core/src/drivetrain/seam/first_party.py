@@ -19,7 +19,7 @@ FIRST_PARTY: dict[str, dict[str, str]] = {
         f"megatron_{name}": "drivetrain-backend-megatron"
         for name in ("compute", "compute_proto", "pp_as_dp", "pp_as_dp_proto", "pp_only")
     },
-    "rollouts": {"hf": "drivetrain-rollout-hf"},
+    "rollouts": {name: f"drivetrain-rollout-{name}" for name in ("hf", "vllm")},
     "hybrid_engines": {name: "drivetrain-hybrid-engine" for name in ("colocated", "disaggregated")},
     "weight_transports": {name: "drivetrain-hybrid-engine" for name in ("in_process", "gloo", "nccl", "ipc", "folder")},
     "advantage_estimators": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -215,7 +216,7 @@ class VLLMRollout(RolloutEngine):
             try:
                 self._engine.add_request(key, {"prompt_token_ids": list(request.prompt_token_ids)},
                                          self._sampling(request, seed))  # fmt: skip
-            except ValueError as error:
+            except Exception as error:  # of types that depend on vLLM's version
                 self._end(job)
                 raise UserError(f"vLLM refuses request {request.request_id!r}: {error}", where="rollout") from error
             job.samples[key] = _Sample(index, [(0, self.weight_version)])
@@ -230,7 +231,8 @@ class VLLMRollout(RolloutEngine):
         ends = set(wanted.stop_token_ids) | (set() if wanted.ignore_eos else self._end_ids)
         return SamplingParams(
             temperature=wanted.temperature, top_k=wanted.top_k, top_p=wanted.top_p, min_p=wanted.min_p,
-            max_tokens=wanted.max_tokens, min_tokens=wanted.min_tokens, seed=self._seed(seed),
+            max_tokens=wanted.max_tokens, seed=self._seed(seed),
+            min_tokens=max(wanted.min_tokens - 1, 0),  # vLLM does not count the token that ends a response
             stop=list(wanted.stop), stop_token_ids=sorted(ends), ignore_eos=True,  # the tokens that end are given
             logprobs=0, flat_logprobs=True, detokenize=bool(wanted.stop), skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -330,8 +332,15 @@ class VLLMRollout(RolloutEngine):
             self._task.cancel()
         from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
-        self._engine.engine_core.shutdown()
+        client = self._engine.engine_core
+        core = client.engine_core  # its own shutdown, now or when it is collected, ends the workers' process group
+        if (finalizer := getattr(client, "_finalizer", None)) is not None:
+            finalizer.detach()
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        gc.unfreeze()
         self._engine = None
+        destroy_model_parallel()
         if self._owns_process_group:
-            destroy_model_parallel()
             destroy_distributed_environment()

@@ -1,0 +1,79 @@
+"""Runs by the command line: learning, on Ray with Megatron, and a process that dies while it generates."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import marked
+from rig_vllm import MAIN, environment, train
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
+TASK = (QUICKSTART, "rollout.name=vllm", "rollout.kv_cache_bytes=67108864",
+        "trackers=[{name: jsonl}]", "hardware.name=cpu",
+        f"model.path={ROOT / 'examples' / 'quickstart' / 'model'}")  # fmt: skip
+RAY = ("executor.name=ray", "executor.processes=2", "executor.num_cpus=4")
+STEPS = 40
+
+
+def test_the_quickstart_learns(tmp_path: Path) -> None:
+    """Accuracy on prompts that are not trained on; with seeds 1 to 3 it is 0.53 to 0.56."""
+    rows, _ = train(tmp_path / "run", *TASK, f"trainer.steps={STEPS}", f"trainer.eval_every={STEPS}")
+    begun, *steps = rows
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert 0.3 < begun["eval/accuracy"] < 0.38
+    assert steps[-1]["eval/accuracy"] > 0.48
+    assert all(row["sync/bytes"] > 0 for row in steps[1:])
+
+
+def test_megatron_and_vllm_split_alike_over_two_processes(tmp_path: Path) -> None:
+    """What vLLM says of its tokens is what Megatron says of them, at every step."""
+    rows, out = train(
+        tmp_path / "run", *TASK, *RAY, "trainer.steps=5", "trainer.eval_every=0", "data.eval.size=32",
+        "data.batch_prompts=16",
+        "algorithm.old_log_probs=recompute", "actor.backend.name=megatron",
+        "actor.backend.tensor_model_parallel_size=2", "rollout.tensor_parallel_size=2",
+    )  # fmt: skip
+    steps = [row for row in rows if row["step"]]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5], out
+    for row in steps:
+        assert row["train/rollout_mismatch"] < 1e-5 and row["train/grad_norm"] > 0
+    assert all(row["sync/bytes"] > 0 for row in steps[1:])
+
+
+def mine(marker: str) -> list[int]:
+    """Processes whose environment holds a marker."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
+                if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_process_that_is_killed_while_it_generates(tmp_path: Path) -> None:
+    """The run ends with one error that names the rank, and nothing stays."""
+    marker, notes = f"test-marker-{os.getpid()}-vllm", tmp_path / "notes"
+    notes.mkdir()
+    words = [*TASK, *RAY, "rollout.name=marked", f"rollout.folder={notes}", "rollout.tensor_parallel_size=2",
+             "rollout.max_response_tokens=50", "rollout.ignore_eos=true",
+             f"trainer.run_dir={tmp_path / 'run'}"]  # fmt: skip
+    env = environment(A_MARK_OF_THIS_TEST=marker, PYTHONPATH=marked.install(tmp_path / "site"))
+    process = subprocess.Popen([*MAIN, "train", *map(str, words)], env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    while not (begun := sorted(notes.glob("1-*"))):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.kill(int(begun[0].name.split("-")[1]), signal.SIGKILL)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, out
+    assert out.count("error:") == 1 and "rank 1 on" in out and "died" in out
+    assert "generate_sequences" in out
+    assert mine(marker) == []
