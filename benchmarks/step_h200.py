@@ -5,7 +5,9 @@ step, no KL divergence.
 
     python benchmarks/step_h200.py --folder /tmp/step [--only vllm drivetrain-bf16 ...] [--steps 5]
 
-Every contender is a process of its own, one after the other. Memory is the device's, as its driver counts it.
+Every contender is a process of its own, one after the other. Memory is the device's, as its driver counts it. With
+`--overrides rollout.sleep_level=0` vLLM's generation alone is timed in drivetrain's process too, after each step, on the
+same engine: the host's speed differs from minute to minute, and vLLM's with it.
 
     vllm            vLLM's offline generation of the same tokens, with log-probs
     drivetrain-bf16 weights in bf16, no recomputation
@@ -145,7 +147,12 @@ def _vllm(arguments: argparse.Namespace) -> None:
     sampling = SamplingParams(n=SAMPLES, temperature=1.0, max_tokens=response, logprobs=0, flat_logprobs=True,
                               ignore_eos=True, detokenize=False)  # fmt: skip
     inputs = [{"prompt_token_ids": ids} for ids in _prompts(arguments.folder, prompts)]
-    first, *seconds = _timed(lambda: engine.generate(inputs, sampling, use_tqdm=False), arguments.steps)
+
+    def generate() -> None:
+        engine.reset_prefix_cache()
+        engine.generate(inputs, sampling, use_tqdm=False)
+
+    first, *seconds = _timed(generate, arguments.steps)
     _tell(seconds, prompts * SAMPLES * response, first_s=first)
 
 
@@ -186,6 +193,10 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
     kernels = ["actor.backend.attention=varlen", "actor.backend.compile=true"] if on_gpu else []
     settings = SETTINGS["drivetrain-fp32" if large else arguments.one] if on_gpu else []
     settings += OFFLOADED if large else []
+    alone: list[float] = []
+    if "rollout.sleep_level=0" in arguments.overrides:
+        inputs = _prompts(arguments.folder, prompts)
+        _between_steps(lambda engine: alone.extend(_timed(lambda: _alone(engine, inputs, response), 1)))
     code = run(["train", str(config), "--overwrite", f"hardware.name={arguments.hardware}",
                 f"trainer.steps={arguments.steps}", f"trainer.run_dir={folder}", "hybrid_engine.name=colocated",
                 "algorithm.old_log_probs=recompute", f"data.batch_prompts={prompts}",
@@ -199,7 +210,48 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
         {key for row in rows for key in row if key.startswith(("time/", "sync/", "memory/", "train/rollout_"))}
     )
     medians = {name: float(f"{statistics.median(row.get(name, 0.0) for row in rows):.4g}") for name in names}
-    _tell([row["time/step_s"] for row in rows], prompts * SAMPLES * response, first_s=first["time/step_s"], **medians)
+    _tell(
+        [row["time/step_s"] for row in rows],
+        prompts * SAMPLES * response,
+        first_s=first["time/step_s"],
+        **({"alone_s": statistics.median(alone[1:]), "alone": alone[1:]} if alone else {}),
+        **medians,
+    )
+
+
+def _between_steps(do: Callable[[Any], None]) -> None:
+    """Have something done with vLLM's engine after each step of a run in this process, outside of what is timed."""
+    from drivetrain.driver.trainer import Trainer
+    from drivetrain_rollout_vllm.engine import VLLMRollout
+
+    engines: list[Any] = []
+    initialize, log = VLLMRollout.initialize, Trainer._log
+
+    def kept(self: VLLMRollout) -> None:
+        initialize(self)
+        engines.append(self._engine)
+
+    def logged(self: Trainer) -> None:
+        log(self)
+        if self.session.progress.step:
+            do(engines[0])
+
+    VLLMRollout.initialize, Trainer._log = kept, logged  # type: ignore[method-assign]
+
+
+def _alone(engine: Any, inputs: list[list[int]], response: int) -> None:
+    """What `vllm.LLM.generate` does, on an engine that is there."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    engine.reset_prefix_cache()
+    for number, ids in enumerate(inputs):
+        sampling = SamplingParams(n=SAMPLES, temperature=1.0, max_tokens=response, logprobs=0, flat_logprobs=True,
+                                  ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+                                  )  # fmt: skip
+        engine.add_request(str(number), {"prompt_token_ids": ids}, sampling)
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def _draw(folder: Path, on_gpu: bool) -> None:
@@ -253,7 +305,7 @@ def _trl(arguments: argparse.Namespace) -> None:
     _tell(seconds, prompts * SAMPLES * response, first_s=first)
 
 
-def _tell(seconds: list[float], tokens: int, **others: float) -> None:
+def _tell(seconds: list[float], tokens: int, **others: Any) -> None:
     """Print a line of JSON: the median, the single times and tokens a second."""
     median = statistics.median(seconds)
     print(json.dumps({"seconds": round(median, 3), "each": [round(one, 3) for one in seconds],

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
 
 NAME = "drivetrain"
 
@@ -38,16 +42,28 @@ class StreamTransfer(WeightTransferEngine[Handover, Weights]):
         """There is nothing to set up."""
 
     def start_weight_update(self) -> None:
+        self._waiting: dict[int, Any] = {}  # calls of loaders, which have tensors of their own
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Weights) -> None:
-        # a layer waits for the rest of its weights, and a bucket's tensors do not
-        self.model.load_weights((name, tensor.detach().clone()) for name, tensor in update_info.tensors)
+        self.model.load_weights((name, tensor.detach()) for name, tensor in update_info.tensors)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Give layers that wait for the rest of their weights copies of what they have: a bucket's tensors expire."""
+        calls = [call for layer in self.model.modules() for _, call in get_layerwise_info(layer).loaded_weights]
+        for call in calls:
+            if id(call) not in self._waiting:
+                given = call.arguments
+                given |= {name: value.clone() for name, value in given.items()
+                          if isinstance(value, Tensor) and not value.is_meta}  # fmt: skip
+        self._waiting = {id(call): call for call in calls}
 
     def finish_weight_update(self) -> None:
+        self._waiting = {}
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
 
