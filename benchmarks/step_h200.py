@@ -6,8 +6,8 @@ step, no KL divergence.
     python benchmarks/step_h200.py --folder /tmp/step [--only vllm drivetrain-bf16 ...] [--steps 5]
 
 Every contender is a process of its own, one after the other. Memory is the device's, as its driver counts it. With
-`--overrides rollout.sleep_level=0` vLLM's generation alone is timed in drivetrain's process too, after each step, on the
-same engine: the host's speed differs from minute to minute, and vLLM's with it.
+`--overrides rollout.sleep_level=0` vLLM's generation alone is timed in drivetrain's process too, after each step, on
+the same engine: the host's speed differs from minute to minute, and vLLM's with it.
 
     vllm            vLLM's offline generation of the same tokens, with log-probs
     drivetrain-bf16 weights in bf16, no recomputation
