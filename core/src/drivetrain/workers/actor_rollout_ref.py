@@ -69,6 +69,7 @@ class ActorRolloutRefWorker(ModelWorker):
         """Whether the rollout runs the actor's own module."""
         return self.hybrid is not None and self.hybrid.shares
 
+    @register()
     def open_meeting(self) -> str:
         """Where actor and rollout are two groups: get ready to be met by the rollout; rank 0 returns the address."""
         assert self.hybrid is not None
