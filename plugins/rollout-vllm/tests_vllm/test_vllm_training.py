@@ -48,14 +48,14 @@ def test_megatron_and_vllm_split_alike_over_two_processes(tmp_path: Path) -> Non
 
 def test_colocated_and_disaggregated_take_the_same_steps(tmp_path: Path) -> None:
     """One process with both engines, and a process for each: the same samples, and so the same losses."""
-    few = (*TASK, "trainer.steps=3", "trainer.eval_every=0", "data.eval.size=32", "data.batch_prompts=16",
+    few = (*TASK, "trainer.steps=2", "trainer.eval_every=0", "data.eval.size=32", "data.batch_prompts=16",
            "algorithm.old_log_probs=recompute")  # fmt: skip
     apart = ("executor.name=ray", "executor.num_cpus=4", "hybrid_engine.name=disaggregated",
              "placement={pools: {train: [1], generate: [1]}, roles: {actor: train, rollout: generate}}")  # fmt: skip
     together, _ = train(tmp_path / "together", *few)
-    separate, out = train(tmp_path / "separate", *few, *apart)
+    separate, _ = train(tmp_path / "separate", *few, *apart)
     rows = [(one, other) for one, other in zip(together, separate, strict=True) if one["step"]]
-    assert len(rows) == 3 and "weights by gloo" in out
+    assert len(rows) == 2
     for one, other in rows:
         for name in ("train/reward", "train/loss", "train/grad_norm", "train/rollout_is_weight"):
             assert other[name] == pytest.approx(one[name], rel=1e-5, abs=1e-8), name
