@@ -33,8 +33,10 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
         UserError: vLLM is not installed, or refuses the settings.
     """
     if find_spec("vllm") is None:
-        raise UserError("vLLM is not installed", where="rollout.name",
-                        mend="pip install 'drivetrain-rollout-vllm[cuda]' for NVIDIA GPUs, [cpu] for CPUs")  # fmt: skip
+        raise UserError(
+            "vLLM is not installed", where="rollout.name",
+            mend="pip install 'drivetrain-rollout-vllm[cuda]'\nor, on CPUs, pip install 'drivetrain-rollout-vllm[cpu]'",
+        )  # fmt: skip
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if context.hardware.device_type == "cpu":
