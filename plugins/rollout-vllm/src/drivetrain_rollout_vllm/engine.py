@@ -158,7 +158,7 @@ class VLLMRollout(RolloutEngine):
         self._engine.sleep(level=self.config.sleep_level)
         self._asleep = set(PARTS)
         if self.config.sleep_level == 2:
-            self._unusable = "its weights were dropped when it went to sleep"
+            self._unusable = self._unusable or "its weights were dropped when it went to sleep"
 
     def wake(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
         """Take the device memory of the parts back; parts that are awake stay so."""
