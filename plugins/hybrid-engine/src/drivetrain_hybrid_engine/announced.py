@@ -21,7 +21,6 @@ from drivetrain_hybrid_engine import headers
 AHEAD = 2
 """Buckets that are there at once: one is filled while the other is taken in."""
 
-
 DONE, STOPPED = b"done", b"stopped"
 
 
@@ -37,9 +36,8 @@ class Announced(ABC):
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._streams = 0
-        self._open: deque[tuple[str, int | None]] = (
-            deque()
-        )  # announcements that somebody may not be done with, their places
+        # announcements that somebody may not be done with, and their places
+        self._open: deque[tuple[str, int | None]] = deque()
         self._listening: set[int] = set()  # ranks that have not stopped
 
     def send(self, stream: WeightStream) -> None:
