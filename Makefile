@@ -10,7 +10,7 @@ CONSTRAINTS := constraints/cpu.txt
 # vLLM pins much of what it is installed with, so its tests have an environment of their own
 VENV_VLLM ?= .venv-vllm
 BIN_VLLM := $(VENV_VLLM)/bin
-VLLM_PACKAGES := core $(addprefix plugins/,algo-grpo backend-common backend-fsdp backend-megatron executor-ray hybrid-engine rollout-vllm tasks)
+VLLM_PACKAGES := core $(addprefix plugins/,algo-grpo backend-common backend-fsdp backend-megatron executor-ray hybrid-engine report rollout-vllm tasks)
 VLLM_LOCK := constraints/vllm-cpu.txt
 # One thread a process: small models run faster so, and processes side by side do not spin.
 export OMP_NUM_THREADS ?= 1
