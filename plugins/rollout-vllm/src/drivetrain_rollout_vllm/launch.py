@@ -45,17 +45,18 @@ def start(config: VLLMRolloutConfig, context: RolloutContext) -> Any:
         backend = context.hardware.communication_backend
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch, at every name that vLLM's modules look up
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, at every name that vLLM looks up in it
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from drivetrain_rollout_vllm.transfer import register
-    register()
-    with _launched(context), _random_state_kept(context), compilation(config, context):
-        try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments(config, context)))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"vLLM refuses its settings: {error}", where="rollout") from error
+
+        register()
+        with _launched(context), _random_state_kept(context), compilation(config, context):
+            try:
+                return LLMEngine.from_engine_args(EngineArgs(**arguments(config, context)))
+            except (TypeError, ValueError) as error:
+                raise UserError(f"vLLM refuses its settings: {error}", where="rollout") from error
 
 
 def compilation(config: VLLMRolloutConfig, context: RolloutContext) -> AbstractContextManager[Any]:
