@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 
@@ -215,8 +216,7 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[str]:
     64 bits v, of a row, and w, of a place in it, the sum of ``v[r] w[j] x[r, j]`` is taken modulo 2^64, in which the
     order of additions does not matter. A change of one word always shows, others but for about one in 2^32.
     """
-    odd = {device: _odd(0, 2 * ROW, device) for device in {tensor.device for tensor in tensors}}
-    sums = [_checksum(tensor.detach(), odd[tensor.device]) for tensor in tensors]
+    sums = [_checksum(tensor.detach(), _first_odd(tensor.device)) for tensor in tensors]
     numbers = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
     told = (f"{tensor.dtype}{tuple(tensor.shape)}{number}" for tensor, number in zip(tensors, numbers))
     return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in told]
@@ -239,6 +239,12 @@ def _checksum(tensor: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
         if rest:
             total += (words[whole * ROW :] * odd[:rest]).sum() * rows[whole]
     return total
+
+
+@lru_cache
+def _first_odd(device: torch.device) -> torch.Tensor:
+    """The numbers of places in a row and of the first rows, kept: 1 MiB of each device."""
+    return _odd(0, 2 * ROW, device)
 
 
 def _odd(first: int, count: int, device: torch.device) -> torch.Tensor:
