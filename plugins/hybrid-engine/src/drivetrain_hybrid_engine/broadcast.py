@@ -8,6 +8,7 @@ last header says that it is the end, or why it is.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from drivetrain import Meeting
 
 
-class Broadcast:
+class Broadcast(ABC):
     """Buckets from rank 0 to all others; rank 0 calls :meth:`send` while the others draw from :meth:`receive`.
 
     Its group is none of the process's others, which it does not need: those that meet may be of different worlds.
@@ -69,13 +70,13 @@ class Broadcast:
         if (self._rank == 0) != sender:
             raise RunError(f"rank 0 sends and the others receive; this is rank {self._rank}", where=self._where)
 
+    @abstractmethod
     def _find_device(self, meeting: Meeting) -> torch.device:
         """Where buckets are when they are sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _join(self, meeting: Meeting) -> Any:
         """The group, over the store of the meeting."""
-        raise NotImplementedError
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
