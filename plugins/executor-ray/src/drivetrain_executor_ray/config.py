@@ -54,11 +54,11 @@ class RayConfig(PluginConfig):
         pool = self.placement(run).pool_of("actor")
         processes = sum(self.placement(run).pools[pool])
         hybrid = registry.find("hybrid_engines", run.hybrid_engine.name).spec
-        two_groups = hybrid is not None and "hybrid_engine.two_groups" in hybrid.provides and run.rollout is not None
-        if two_groups and self.max_colocate_count == 1 and self.placement(run).pool_of("rollout") == pool:
+        together = self.placement(run).pool_of("rollout") == pool and self.max_colocate_count == 1
+        if together and run.two_groups(registry):
             yield Problem(
-                key="max_colocate_count", what=f"with hybrid engine {hybrid.name!r} actor and rollout are processes of "
-                f"their own, and pool {pool!r} has room for one on each device",
+                key="max_colocate_count", what=f"with hybrid engine {run.hybrid_engine.name!r} actor and rollout are "
+                f"processes of their own, and pool {pool!r} has room for one on each device",
                 mend="set it to 2 or more, or give the rollout another pool",
             )  # fmt: skip
         if run.rollout is not None and processes > 1 and hybrid and "backend.live_module" in hybrid.requires:
