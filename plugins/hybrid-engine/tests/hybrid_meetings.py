@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from drivetrain import ExpiredWeightsError, Meeting, PluginConfig, RunError, WeightStreamError, WeightTransport, resolve
-from drivetrain.weights import Placement, WeightEntry, WeightStream, lend
+from drivetrain.weights import Bucket, Placement, WeightEntry, WeightStream, lend
 from drivetrain_hybrid_engine.delivery import Arrival, Departure
 
 TRANSPORTS = ("ipc", "folder")
@@ -83,11 +83,10 @@ def receive(transport: WeightTransport, rank: int) -> dict[str, Any]:
     return seen
 
 
-def taken(transport: WeightTransport, version: int, buckets: list[int], *, most: int) -> dict[str, Tensor]:
-    """Copies of what comes, checked; at most so many buckets."""
-    found, kept = {}, []
-    stream: WeightStream = Arrival(transport.receive(), DESCRIBED, fingerprints=True).stream
-    for number, bucket in enumerate(stream, start=1):
+def expiring(stream: WeightStream) -> Iterator[Bucket]:
+    """The buckets of a stream; the tensors of each have expired when the next one is there."""
+    kept: list[WeightEntry] = []
+    for bucket in stream:
         for entry in kept:
             try:
                 _ = entry.tensor
@@ -95,6 +94,14 @@ def taken(transport: WeightTransport, version: int, buckets: list[int], *, most:
             except ExpiredWeightsError:
                 pass
         kept = [entry for entry in bucket.entries if not entry.alias]
+        yield bucket
+
+
+def taken(transport: WeightTransport, version: int, buckets: list[int], *, most: int) -> dict[str, Tensor]:
+    """Copies of what comes, checked; at most so many buckets."""
+    found = {}
+    stream: WeightStream = Arrival(transport.receive(), DESCRIBED, fingerprints=True).stream
+    for number, bucket in enumerate(expiring(stream), start=1):
         assert bucket.version == version and bucket.kind == "full"
         for entry in bucket.entries:
             assert (entry.shape, entry.dtype) == DESCRIBED[entry.name]

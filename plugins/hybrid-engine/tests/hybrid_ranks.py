@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hybrid_meetings
 import hybrid_rig as rig
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain import DataProto, ExpiredWeightsError, Meeting, RunError, WeightStreamError
+from drivetrain import DataProto, Meeting, RunError, WeightStreamError
 from drivetrain.weights import WeightEntry, WeightStream, fingerprint, lend
 from drivetrain_hybrid_engine.broadcast import GlooBroadcast
 from drivetrain_hybrid_engine.delivery import Arrival, Departure
@@ -136,15 +137,8 @@ def _receive(pair: rig.Pair, transport: GlooBroadcast, folder: Path) -> None:
     for _ in wrong:
         pass
 
-    received, kept = [], []
-    for bucket in transport.receive():
-        for entry in kept:
-            try:
-                _ = entry.tensor
-                raise AssertionError("a tensor outlived its bucket")
-            except ExpiredWeightsError:
-                pass
-        kept = [entry for entry in bucket.entries if not entry.alias]
+    received = []
+    for bucket in hybrid_meetings.expiring(transport.receive()):
         assert bucket.version == 6 and bucket.kind == "full"
         for entry in bucket.entries:
             assert entry.alias or entry.fingerprint == fingerprint(entry.tensor)
