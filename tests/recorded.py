@@ -2,7 +2,8 @@
 
 ``recording`` generates as ``hf`` does and appends every sample to a file; it yields these, or where it is given samples
 of another run, those. ``replay`` yields what it is given and has no model. A sample is known by its seed, which is the
-same wherever it is drawn. :func:`install` makes both known to processes of their own.
+same wherever it is drawn. :func:`drivetrain.testing.processes.install` makes both known
+to processes of their own.
 """
 
 from __future__ import annotations
@@ -119,17 +120,6 @@ def first(folder: Path, steps: int) -> dict[int, dict[str, Any]]:
     """The samples of the first of so many steps of a run of one process."""
     samples = list(read(folder).items())
     return dict(samples[: len(samples) // steps])
-
-
-def install(folder: Path) -> str:
-    """Write what makes this module a distribution; returns the value of PYTHONPATH that makes it installed."""
-    info = folder / "recorded-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: recorded\nVersion: 1.0\nRequires-Dist: drivetrain-core\n"
-    )
-    (info / "entry_points.txt").write_text("[drivetrain]\nrecorded = recorded\n")
-    return os.pathsep.join([str(folder), str(Path(__file__).parent)])
 
 
 def train(config: Path, pythonpath: str, run_dir: Path, *settings: str) -> list[dict[str, float]]:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from drivetrain.config.resolve import load_config
 from drivetrain.driver import checkpoints
 from drivetrain.seam.registry import get_registry
+from drivetrain.testing.processes import install
 
 STEPS = 5
 
@@ -26,7 +27,7 @@ def test_tensor_and_data_ranks_train_as_fsdp_does(tmp_path: Path, drivetrain) ->
     about = tmp_path / "model" / "config.json"  # transformers gives a pad token no gradient where it is read
     about.write_text(json.dumps(json.loads(about.read_text()) | {"pad_token_id": None}))
     (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
-    pythonpath = recorded.install(tmp_path / "site")
+    pythonpath = install(Path(recorded.__file__), tmp_path / "site")
     common = ["hybrid_engine.name=colocated", "actor.mini_batch_prompts=6", "algorithm.old_log_probs=recompute",
               "algorithm.kl_coef=0.1",
               "actor.optimizer.eps=1e-4",  # hides the rounding of gradients that cancel out

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from drivetrain import BackendContext, DataProto, resolve
 from drivetrain.config import ModelConfig, PluginConfig
+from drivetrain.testing.processes import install
 
 STEPS = 3
 COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm", "reward/reward_model", "explained_variance")
@@ -54,7 +55,7 @@ def train(folder: Path, pythonpath: str, name: str, *settings: str) -> list[dict
 
 
 def test_two_tensor_ranks_train_as_fsdp_does(models: Path) -> None:
-    pythonpath = recorded.install(models / "site")
+    pythonpath = install(Path(recorded.__file__), models / "site")
     trace = models / "trace"
     trace.mkdir()
     one = train(models, pythonpath, "one", "rollout.name=recording", f"rollout.folder={trace}")

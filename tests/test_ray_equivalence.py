@@ -12,6 +12,7 @@ from recorded import train
 from safetensors.torch import load_file
 
 from drivetrain.driver import checkpoints
+from drivetrain.testing.processes import install
 
 STEPS = 11
 COMPARED = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
@@ -30,7 +31,7 @@ def test_any_number_of_processes_trains_alike(
     """They draw the tokens of one process in the first step, and learn from its tokens what it does in all steps."""
     _, config = tiny.write_configs(tmp_path)
     (tmp_path / "score.py").write_text("def score(response):\n    return float(sum(map(ord, response)) % 7) / 7\n")
-    pythonpath = recorded.install(tmp_path / "site")
+    pythonpath = install(Path(recorded.__file__), tmp_path / "site")
     common = [f"algorithm.name={name}", "hybrid_engine.name=colocated", "actor.mini_batch_prompts=6",
               f"trainer.steps={STEPS}", "rollout.name=recording",
               f"rewards=[{{name: function, path: '{tmp_path / 'score.py'}:score'}}]"]  # fmt: skip

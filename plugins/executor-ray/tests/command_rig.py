@@ -30,19 +30,6 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def mine(marker: str) -> list[int]:
-    """Processes whose environment holds a marker."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
-                if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
 def title(pid: int) -> str:
     """What a process calls itself; empty if it is gone."""
     try:

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from command_rig import finishes, metrics_of, mine, start, title, wait_for
+from command_rig import finishes, metrics_of, start, title, wait_for
+
+from drivetrain.testing.processes import marked_processes
 
 
 def test_a_run_on_two_processes_is_that_of_one(config: Path, tmp_path: Path) -> None:
@@ -32,7 +34,7 @@ def test_a_signal_ends_the_run_after_its_step_and_nothing_stays(config: Path, tm
     marker = f"test-marker-{os.getpid()}-{number}"
     process = start("train", config, f"trainer.run_dir={tmp_path}", "trainer.steps=100000", A_MARK_OF_THIS_TEST=marker)
     wait_for(process, lambda: (tmp_path / "metrics.jsonl").exists() and len(metrics_of(tmp_path)) > 1)
-    assert len(mine(marker)) > 3  # the driver, Ray's own and the workers
+    assert len(marked_processes(marker)) > 3  # the driver, Ray's own and the workers
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
     else:
@@ -40,7 +42,7 @@ def test_a_signal_ends_the_run_after_its_step_and_nothing_stays(config: Path, tm
     out = finishes(process)
     assert process.returncode == 130, out
     assert "stopped after step" in out
-    assert mine(marker) == []
+    assert marked_processes(marker) == []
 
 
 def test_a_killed_worker_ends_the_run_with_one_error(config: Path, tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_a_killed_worker_ends_the_run_with_one_error(config: Path, tmp_path: Pat
     out = finishes(process)
     assert process.returncode == 1, out
     assert out.count("error:") == 1 and "rank 1 on" in out and "died" in out
-    assert mine(marker) == []
+    assert marked_processes(marker) == []
 
 
 def test_a_second_signal_ends_the_run_at_once_and_nothing_stays(config: Path, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_second_signal_ends_the_run_at_once_and_nothing_stays(config: Path, tm
     process.send_signal(signal.SIGTERM)
     out = first + finishes(process)
     assert process.returncode == 130, out
-    assert mine(marker) == [], out
+    assert marked_processes(marker) == [], out
 
 
 def test_an_error_of_the_driver_leaves_nothing(config: Path, tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_an_error_of_the_driver_leaves_nothing(config: Path, tmp_path: Path) -> 
     process = start("train", config, reward, f"trainer.run_dir={tmp_path / 'run'}", A_MARK_OF_THIS_TEST=marker)
     out = finishes(process)
     assert process.returncode == 1 and "broken" in out, out
-    assert mine(marker) == []
+    assert marked_processes(marker) == []
 
 
 def test_a_killed_driver_takes_its_processes_along(config: Path, tmp_path: Path) -> None:
@@ -88,10 +90,10 @@ def test_a_killed_driver_takes_its_processes_along(config: Path, tmp_path: Path)
     process.kill()
     process.wait()
     until = time.monotonic() + 60
-    while (left := [pid for pid in mine(marker) if "Agent" not in title(pid)]) and time.monotonic() < until:
+    while (left := [pid for pid in marked_processes(marker) if "Agent" not in title(pid)]) and time.monotonic() < until:
         time.sleep(0.2)
     assert left == []
-    for pid in mine(marker):
+    for pid in marked_processes(marker):
         os.kill(pid, signal.SIGKILL)
 
 

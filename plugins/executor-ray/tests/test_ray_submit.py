@@ -16,9 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_rig import environment, finishes, metrics_of, mine, start
+from command_rig import environment, finishes, metrics_of, start
 
 from drivetrain import UserError, get_registry, load_config
+from drivetrain.testing.processes import marked_processes
 from drivetrain_executor_ray.submit import entrypoint, follow, submit
 
 MARK = f"submit-{os.getpid()}"
@@ -101,10 +102,10 @@ def job_server() -> Iterator[str]:
     process.terminate()
     process.wait(60)
     until = time.monotonic() + 30
-    while mine(MARK) and time.monotonic() < until:
+    while marked_processes(MARK) and time.monotonic() < until:
         time.sleep(0.2)
     shutil.rmtree(folder, ignore_errors=True)
-    assert mine(MARK) == [], "processes of the cluster stayed behind"
+    assert marked_processes(MARK) == [], "processes of the cluster stayed behind"
 
 
 def test_a_job_outlives_its_follower_stops_with_a_checkpoint_and_is_resumed(

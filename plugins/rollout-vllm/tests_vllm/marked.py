@@ -39,14 +39,3 @@ def drivetrain_rollouts() -> Iterable[RolloutSpec]:
     yield RolloutSpec(
         name="marked", summary="", factory="marked:marked", config="marked:MarkedConfig", provides=spec.provides
     )
-
-
-def install(folder: Path) -> str:
-    """Write what makes this module a distribution; returns the value of PYTHONPATH that makes it installed."""
-    info = folder / "marked-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: marked\nVersion: 1.0\nRequires-Dist: drivetrain-core\n"
-    )
-    (info / "entry_points.txt").write_text("[drivetrain]\nmarked = marked\n")
-    return os.pathsep.join([str(folder), str(Path(__file__).parent)])

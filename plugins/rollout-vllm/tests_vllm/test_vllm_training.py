@@ -12,6 +12,8 @@ import marked
 import pytest
 from rig_vllm import MAIN, environment, train
 
+from drivetrain.testing.processes import install, marked_processes
+
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
 TASK = (QUICKSTART, "rollout.name=vllm", "rollout.kv_cache_bytes=67108864",
@@ -63,19 +65,6 @@ def test_colocated_and_disaggregated_take_the_same_steps(tmp_path: Path) -> None
     assert max(abs(one["train/loss"]) for one, _ in rows) > 1e-4
 
 
-def mine(marker: str) -> list[int]:
-    """Processes whose environment holds a marker."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
-                if (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_a_process_that_is_killed_while_it_generates(tmp_path: Path) -> None:
     """The run ends with one error that names the rank, and nothing stays."""
     marker, notes = f"test-marker-{os.getpid()}-vllm", tmp_path / "notes"
@@ -83,7 +72,7 @@ def test_a_process_that_is_killed_while_it_generates(tmp_path: Path) -> None:
     words = [*TASK, *RAY, "rollout.name=marked", f"rollout.folder={notes}", "rollout.tensor_parallel_size=2",
              "rollout.max_response_tokens=50", "rollout.ignore_eos=true",
              f"trainer.run_dir={tmp_path / 'run'}"]  # fmt: skip
-    env = environment(A_MARK_OF_THIS_TEST=marker, PYTHONPATH=marked.install(tmp_path / "site"))
+    env = environment(A_MARK_OF_THIS_TEST=marker, PYTHONPATH=install(Path(marked.__file__), tmp_path / "site"))
     process = subprocess.Popen([*MAIN, "train", *map(str, words)], env=env, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
     while not (begun := sorted(notes.glob("1-*"))):
@@ -94,4 +83,4 @@ def test_a_process_that_is_killed_while_it_generates(tmp_path: Path) -> None:
     assert process.returncode == 1, out
     assert out.count("error:") == 1 and "rank 1 on" in out and "died" in out
     assert "generate_sequences" in out
-    assert mine(marker) == []
+    assert marked_processes(marker) == []
