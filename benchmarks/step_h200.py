@@ -7,7 +7,8 @@ step, no KL divergence.
 
 Every contender is a process of its own, one after the other. Memory is the device's, as its driver counts it. With
 `--overrides rollout.sleep_level=0` vLLM's generation alone is timed in drivetrain's process too, after each step, on
-the same engine: the host's speed differs from minute to minute, and vLLM's with it.
+the same engine, with and without a seed for each sample: the host's speed differs from minute to minute, and vLLM's
+with it.
 
     vllm            vLLM's offline generation of the same tokens, with log-probs
     drivetrain-bf16 weights in bf16, no recomputation
@@ -28,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +195,15 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
     kernels = ["actor.backend.attention=varlen", "actor.backend.compile=true"] if on_gpu else []
     settings = SETTINGS["drivetrain-fp32" if large else arguments.one] if on_gpu else []
     settings += OFFLOADED if large else []
-    alone: list[float] = []
+    alone: dict[bool, list[float]] = {False: [], True: []}
     if "rollout.sleep_level=0" in arguments.overrides:
         inputs = _prompts(arguments.folder, prompts)
-        _between_steps(lambda engine: alone.extend(_timed(lambda: _alone(engine, inputs, response), 1)))
+
+        def both(engine: Any) -> None:
+            for seeds, seconds in alone.items():
+                seconds += _timed(partial(_alone, engine, inputs, response, seeds), 1)
+
+        _between_steps(both)
     code = run(["train", str(config), "--overwrite", f"hardware.name={arguments.hardware}",
                 f"trainer.steps={arguments.steps}", f"trainer.run_dir={folder}", "hybrid_engine.name=colocated",
                 "algorithm.old_log_probs=recompute", f"data.batch_prompts={prompts}",
@@ -214,7 +221,7 @@ def _drivetrain(arguments: argparse.Namespace) -> None:
         [row["time/step_s"] for row in rows],
         prompts * SAMPLES * response,
         first_s=first["time/step_s"],
-        **({"alone_s": statistics.median(alone[1:]), "alone": alone[1:]} if alone else {}),
+        **{f"alone{'_with_seeds' if seeds else ''}": seconds[1:] for seeds, seconds in alone.items() if seconds},
         **medians,
     )
 
@@ -239,8 +246,8 @@ def _between_steps(do: Callable[[Any], None]) -> None:
     VLLMRollout.initialize, Trainer._log = kept, logged  # type: ignore[method-assign]
 
 
-def _alone(engine: Any, inputs: list[list[int]], response: int) -> None:
-    """What `vllm.LLM.generate` does, on an engine that is there."""
+def _alone(engine: Any, inputs: list[list[int]], response: int, seeds: bool) -> None:
+    """What `vllm.LLM.generate` does, on an engine that is there; `n` samples take a seed each of one given."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -248,7 +255,7 @@ def _alone(engine: Any, inputs: list[list[int]], response: int) -> None:
     for number, ids in enumerate(inputs):
         sampling = SamplingParams(n=SAMPLES, temperature=1.0, max_tokens=response, logprobs=0, flat_logprobs=True,
                                   ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-                                  )  # fmt: skip
+                                  seed=number * SAMPLES if seeds else None)  # fmt: skip
         engine.add_request(str(number), {"prompt_token_ids": ids}, sampling)
     while engine.has_unfinished_requests():
         engine.step()
