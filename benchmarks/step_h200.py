@@ -52,7 +52,7 @@ SHAPE_7B = {
 }  # fmt: skip
 OFFLOADED = [
     "model.init=pretrained", "actor.backend.param_offload=true", "actor.backend.optimizer_offload=true",
-    "rollout.gpu_memory_utilization=0.6", "rollout.sleep_level=2",
+    "rollout.gpu_memory_utilization=0.6", "rollout.sleep_level=2", "actor.backend.micro_batch_tokens=8192",
 ]  # fmt: skip
 ALL = ("vllm", *SETTINGS, "trl", "transformers", "drivetrain-7b")
 

@@ -1,6 +1,6 @@
 """Weights of Qwen2.5-7B's shape from a backend into vLLM on the same GPUs: seconds, bandwidth, extra memory.
 
-    python benchmarks/sync_h200.py [--shape 7b] [--syncs 6] [--hardware cuda] [--bucket-mib 256]
+    python benchmarks/sync_h200.py [--shape 7b] [--syncs 6] [--hardware cuda] [--bucket-mib 512]
     python benchmarks/sync_h200.py --processes 2 --engine-size 2                         # FSDP to one engine of TP2
     python benchmarks/sync_h200.py --processes 2 --backend megatron --backend-size 2     # TP2 to two engines of TP1
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--shape", default="7b")
     parser.add_argument("--syncs", type=int, default=6)
     parser.add_argument("--hardware", default="cuda")
-    parser.add_argument("--bucket-mib", type=int, default=256)
+    parser.add_argument("--bucket-mib", type=int, default=512)
     parser.add_argument("--sleep-level", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--backend", default="fsdp", choices=["fsdp", "megatron"])

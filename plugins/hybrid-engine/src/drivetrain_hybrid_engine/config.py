@@ -27,7 +27,7 @@ class SendingConfig(PluginConfig):
     """What hybrid engines have in common that send weights."""
 
     bucket_bytes: int = Field(
-        256 * 2**20, gt=0, description="Bytes of weights that are gathered and sent together; a larger one goes alone."
+        512 * 2**20, gt=0, description="Bytes of weights that are gathered and sent together; a larger one goes alone."
     )
     fingerprint: Literal["sampled", "always", "first", "never"] = Field(
         "sampled",

@@ -44,6 +44,7 @@ class StreamTransfer(WeightTransferEngine[Handover, Weights]):
     def start_weight_update(self) -> None:
         self._waiting: dict[int, Any] = {}  # calls of loaders, which have tensors of their own
         initialize_layerwise_reload(self.model)
+        self._layers = [get_layerwise_info(layer) for layer in self.model.modules()]
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -54,7 +55,7 @@ class StreamTransfer(WeightTransferEngine[Handover, Weights]):
 
     def _keep(self) -> None:
         """Give layers that wait for the rest of their weights copies of what they have: a bucket's tensors expire."""
-        calls = [call for layer in self.model.modules() for _, call in get_layerwise_info(layer).loaded_weights]
+        calls = [call for layer in self._layers for _, call in layer.loaded_weights]
         for call in calls:
             if id(call) not in self._waiting:
                 given = call.arguments
