@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drivetrain import CheckpointError, ExpiredWeightsError, NonFiniteError, UserError
 from drivetrain.weights import Manifest
+from drivetrain_backend_common import tensor_files
 
 
 def step(made, seed: int):
@@ -42,6 +43,23 @@ def test_checkpoint_before_the_first_step(qwen2: Path, tmp_path: Path) -> None:
     fresh = rig.backend(qwen2, model={"init": "random"})
     fresh.load(tmp_path)
     assert step(fresh, 1) == loss
+
+
+def test_a_large_state_is_cut_into_files(qwen2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 20_000)
+    made = rig.backend(qwen2)
+    step(made, 1)
+    made.save(tmp_path)
+    *_, last = parts = sorted(tmp_path.glob("rank-0*.safetensors"))
+    assert len(parts) > 3
+    fresh = rig.backend(qwen2, model={"init": "random"})
+    fresh.load(tmp_path)
+    assert step(fresh, 2) == step(made, 2)
+    last.unlink()
+    with pytest.raises(CheckpointError, match="not complete"):
+        fresh.load(tmp_path)
+    with pytest.raises(CheckpointError, match="rank 0 cannot write its part"):
+        made.save(tmp_path / "nowhere")
 
 
 def files(folder: Path) -> dict[str, bytes]:

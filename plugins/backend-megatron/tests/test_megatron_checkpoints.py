@@ -15,6 +15,7 @@ import torch.multiprocessing as multiprocessing
 from megatron_resuming import Hop, Seen, Start, everything, same, work
 
 from drivetrain import CheckpointError, NonFiniteError
+from drivetrain_backend_common import tensor_files
 
 pytestmark = pytest.mark.usefixtures("groups_go")
 
@@ -123,6 +124,21 @@ def test_random_numbers_go_on(folder: Path, tmp_path: Path) -> None:
     drawn = torch.rand(3)
     made.load(tmp_path)
     assert torch.rand(3).equal(drawn)
+
+
+def test_a_large_state_is_cut_into_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 10_000)
+    read = learning.backend(folder / "tied")
+    read.load(folder / "tied-1")
+    read.save(tmp_path)
+    *_, last = parts = sorted(tmp_path.glob("rank-0*.safetensors"))
+    assert len(parts) > 3
+    again = learning.backend(folder / "tied")
+    again.load(tmp_path)
+    assert same(everything(again), start(folder, "tied").state)
+    last.unlink()
+    with pytest.raises(CheckpointError, match="files of some are missing"):
+        again.load(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from drivetrain import PluginError, RunError, UserError, get_registry
 from drivetrain.config import ModelConfig, PluginConfig
 from drivetrain.numerics import Counts
-from drivetrain_backend_megatron import folders
+from drivetrain_backend_common import tensor_files
 from drivetrain_backend_megatron.config import MegatronConfig
 
 pytestmark = pytest.mark.usefixtures("groups_go")
@@ -158,7 +158,7 @@ def test_bfloat16_weights_learn_through_float32_copies(folder: Path, distributed
 
 
 def test_exports_are_cut_into_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 20_000)
     made = learning.backend(folder, learns=False)
     made.export(tmp_path / "model")
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())

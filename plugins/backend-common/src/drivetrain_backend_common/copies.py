@@ -1,4 +1,4 @@
-"""What a checkpoint is written from: tensors in host memory, all of whose numbers are finite."""
+"""What a checkpoint is written from: tensors, or copies of them in host memory, all of whose numbers are finite."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from drivetrain import NonFiniteError
 
 Copy = Callable[[str, Tensor], Tensor]
-"""Gives a tensor, of the name under which it is saved, in host memory and contiguous."""
+"""Gives what is written of a tensor, of the name under which it is saved."""
 
 
-def on_host(name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself where it is on the host."""
-    return tensor.cpu().contiguous()
+def as_it_is(name: str, tensor: Tensor) -> Tensor:
+    """The tensor itself, which is to be written before it changes."""
+    return tensor
 
 
 class Copies:

@@ -1,24 +1,24 @@
 """Checkpoints: each rank's shards as safetensors, and a JSON file that says which rows of which tensor they are.
 
-A folder holds, for each rank, ``rank-0.safetensors`` and ``rank-0.json``. Any number of ranks can read what any other
-number wrote, for a rank reads the rows it needs from whatever files hold them. Nothing is pickled.
+A folder holds, for each rank, ``rank-0.json``, ``rank-0.safetensors`` and, where its part is large,
+``rank-0-1.safetensors`` and so on. Any number of ranks can read what any other number wrote, for a rank reads the rows
+it needs from whatever files hold them. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drivetrain import CheckpointError
-from drivetrain_backend_common import copies
+from drivetrain_backend_common import copies, tensor_files
 from drivetrain_backend_fsdp import lora
 from drivetrain_backend_fsdp.sharding import first_holder, local, rows_like
 
@@ -36,7 +36,7 @@ def collect(
     Raises:
         drivetrain.NonFiniteError: a weight or a moment is NaN or infinite.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {f"rng.{name}": copy(f"rng.{name}", tensor) for name, tensor in rng.items()}  # they go to the first file
     found: dict[str, Tensor] = {}
     layout: dict[str, Any] = {"world_size": world, "tensors": {}, "numbers": {}}
     if not rank:
@@ -51,15 +51,14 @@ def collect(
             continue
         tensors[name] = copy(name, part)
         layout["tensors"][name] = {"start": start, "shape": list(tensor.shape), "on_host": tensor.device.type == "cpu"}
-    for name, tensor in rng.items():
-        tensors[f"rng.{name}"] = copy(f"rng.{name}", tensor)
     copies.check_finite(found)
-    return partial(_write, tensors, json.dumps(layout), rank)
 
+    def describe(files: Mapping[str, str]) -> dict[str, Any]:
+        for name, entry in layout["tensors"].items():
+            entry["file"] = files[name]
+        return layout
 
-def _write(tensors: dict[str, Tensor], layout: str, rank: int, folder: Path) -> None:
-    save_file(tensors, folder / f"rank-{rank}.safetensors")
-    (folder / f"rank-{rank}.json").write_text(layout)
+    return partial(tensor_files.write_rank, tensors, describe, rank)
 
 
 def load(
@@ -131,13 +130,13 @@ class _Reader:
         for path in layouts:
             layout = json.loads(path.read_text())
             self.world_size = int(layout["world_size"])
-            weights = path.with_suffix(".safetensors")
-            if len(layouts) != self.world_size or not weights.is_file():
+            names = {f"{path.stem}.safetensors", *(entry["file"] for entry in layout["tensors"].values())}
+            if len(layouts) != self.world_size or not all((folder / name).is_file() for name in names):
                 raise CheckpointError(f"{folder} is not complete: {self.world_size} ranks wrote it",
                                       mend="resume from another checkpoint")  # fmt: skip
-            file = safe_open(weights, framework="pt").__enter__()
+            files = {name: safe_open(folder / name, framework="pt").__enter__() for name in names}
             for name, entry in layout["tensors"].items():
-                self._parts.setdefault(name, []).append((entry["start"], file))
+                self._parts.setdefault(name, []).append((entry["start"], files[entry["file"]]))
                 self._layout[name] = entry
             self._numbers |= layout["numbers"]
             self.adapter = layout.get("adapter") or self.adapter

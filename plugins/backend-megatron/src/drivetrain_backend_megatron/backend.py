@@ -278,7 +278,7 @@ class MegatronBackend(TrainingBackend):
     # -- state and weights ------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        self._state(copies.on_host)(folder)
+        self._state(copies.as_it_is)(folder)
 
     def snapshot(self) -> Callable[[Path], None]:
         write = self._state(self._copies)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -24,13 +23,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
-from drivetrain_backend_common import judges
+from drivetrain_backend_common import judges, tensor_files
 from drivetrain_backend_common.folders import complete
 
 if TYPE_CHECKING:
     from drivetrain import BackendContext
-
-FILE_BYTES = 4 * 2**30
 
 
 def read_config(context: BackendContext) -> PreTrainedConfig:
@@ -104,7 +101,7 @@ def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: Ba
         return
     model = context.model
     with complete(folder) as aside:
-        write_weights(entries, aside, file_bytes=FILE_BYTES)
+        write_weights(entries, aside)
         config.dtype = getattr(torch, model.dtype)
         if context.role == "critic":
             config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
@@ -123,38 +120,23 @@ def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: Ba
                             mend="give the folder of a tokenizer") from error  # fmt: skip
 
 
-def write_weights(entries: Iterable[WeightEntry], folder: Path, *, file_bytes: int) -> None:
-    """Write weights as safetensors, in files of at most ``file_bytes``; a larger tensor has one to itself.
+def write_weights(entries: Iterable[WeightEntry], folder: Path) -> None:
+    """Write weights as the safetensors of a Hugging Face folder, with an index if there are several."""
+    sizes: dict[str, int] = {}
 
-    No more than the tensors of one file are in host memory.
-    """
-    files: list[tuple[Path, list[str]]] = []
-    pending: dict[str, Tensor] = {}
-    size = total = 0
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for entry in entries:
+            if not entry.alias:
+                sizes[entry.name] = entry.nbytes
+                yield entry.name, torch.empty(entry.shape, dtype=entry.dtype).copy_(entry.tensor)
 
-    def flush() -> None:
-        path = folder / f"part-{len(files)}.safetensors"
-        save_file(pending, path, metadata={"format": "pt"})
-        files.append((path, list(pending)))
-        pending.clear()
-
-    for entry in entries:
-        if entry.alias:
-            continue
-        if pending and size + entry.nbytes > file_bytes:
-            flush()
-            size = 0
-        pending[entry.name] = torch.empty(entry.shape, dtype=entry.dtype).copy_(entry.tensor)
-        size += entry.nbytes
-        total += entry.nbytes
-    flush()
+    where = tensor_files.write(tensors(), folder, "model")
+    files = list(dict.fromkeys(where.values()))
     if len(files) == 1:
-        files[0][0].rename(folder / "model.safetensors")
         return
-    weight_map: dict[str, str] = {}
-    for number, (path, names) in enumerate(files, 1):
-        name = f"model-{number:05}-of-{len(files):05}.safetensors"
-        path.rename(folder / name)
-        weight_map |= dict.fromkeys(names, name)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    names = {file: f"model-{number:05}-of-{len(files):05}.safetensors" for number, file in enumerate(files, 1)}
+    for file, name in names.items():
+        (folder / file).rename(folder / name)
+    index = {"metadata": {"total_size": sum(sizes.values())},
+             "weight_map": {tensor: names[file] for tensor, file in where.items()}}  # fmt: skip
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))

@@ -1,8 +1,9 @@
 """Checkpoints: parts of the state as safetensors, and JSON files that say what they are parts of.
 
-A folder holds, for each rank, ``rank-0.safetensors`` and ``rank-0.json``; of what several ranks have alike one has
-written. Whatever sizes the ranks had, others with any sizes read it: parameters, and what an optimizer holds of them,
-are slices of the tensors of a Hugging Face folder, and a rank reads those that it needs. Nothing is pickled.
+A folder holds, for each rank, ``rank-0.json``, ``rank-0.safetensors`` and, where its part is large,
+``rank-0-1.safetensors`` and so on; of what several ranks have alike one has written. Whatever sizes the ranks had,
+others with any sizes read it: parameters, and what an optimizer holds of them, are slices of the tensors of a Hugging
+Face folder, and a rank reads those that it needs. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from drivetrain import CheckpointError, RankLayout
-from drivetrain_backend_common import copies
+from drivetrain_backend_common import copies, tensor_files
 from drivetrain_backend_megatron.families import Parameter
 from drivetrain_backend_megatron.optimizer import Optimizer
 from drivetrain_backend_megatron.weights import share
@@ -43,7 +43,7 @@ def collect(
     Raises:
         drivetrain.NonFiniteError: a weight or a moment is NaN or infinite.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {f"rng.{name}": copy(f"rng.{name}", tensor) for name, tensor in rng.items()}  # they go to the first file
     found: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
     for name, part, tensor, start in _parts(model, optimizer):
@@ -55,20 +55,16 @@ def collect(
         about = parameters.setdefault(name, {"of": table[name].tensors, "share": share(table[name]),
                                              "shape": list(model[name].shape), "parts": {}})  # fmt: skip
         about["parts"][part] = [start or 0, (start or 0) + tensor.numel(), str(tensor.dtype)]
-    tensors |= {key: copy(key, tensor) for name, tensor in rng.items() for key in [f"rng.{name}"]}
     copies.check_finite(found)
-    about = {"layout": asdict(layout), "world_size": torch.distributed.get_world_size(),
+    whole = {"layout": asdict(layout), "world_size": torch.distributed.get_world_size(),
              "steps": optimizer.steps if optimizer is not None else 0, "parameters": parameters}  # fmt: skip
-    return partial(_write, tensors, json.dumps(about), rank)
 
+    def describe(files: Mapping[str, str]) -> dict[str, Any]:
+        for name, about in parameters.items():
+            about["files"] = {part: files[f"{part}.{name}"] for part in about["parts"]}
+        return whole
 
-def _write(tensors: dict[str, Tensor], about: str, rank: int, folder: Path) -> None:
-    try:
-        save_file(tensors, folder / f"rank-{rank}.safetensors")
-        (folder / f"rank-{rank}.json").write_text(about)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"rank {rank} cannot write its part of the checkpoint: {error}", where=str(folder),
-                              mend="see to the disk") from error  # fmt: skip
+    return partial(tensor_files.write_rank, tensors, describe, rank)
 
 
 def _parts(model: Mapping[str, Tensor], optimizer: Optimizer | None) -> Iterator[tuple[str, str, Tensor, int | None]]:
@@ -148,8 +144,10 @@ class _Stored:
         if not written:
             raise CheckpointError(f"{folder} holds no state of backend megatron", mend="resume from another checkpoint")
         for path in written:
-            about, file = json.loads(path.read_text()), path.with_suffix(".safetensors")
-            if len(written) != about["world_size"] or not file.is_file():
+            about = json.loads(path.read_text())
+            files = {path.with_suffix(".safetensors")}
+            files.update(folder / file for entry in about["parameters"].values() for file in entry["files"].values())
+            if len(written) != about["world_size"] or not all(file.is_file() for file in files):
                 raise self._incomplete(f"{about['world_size']} ranks wrote it, and files of some are missing")
             self.layouts[int(path.stem.removeprefix("rank-"))] = about["layout"]
             self.steps = max(self.steps, about["steps"])  # a rank with no share counts none
@@ -158,6 +156,7 @@ class _Stored:
                 self._about.setdefault(name, {**entry, "parts": {}})["parts"] |= entry["parts"]
                 self._shapes[name, index] = entry["shape"]
                 for part, (start, stop, _) in entry["parts"].items():
+                    file = folder / entry["files"][part]
                     self._parts.setdefault((name, part, index), []).append((start, stop, file))
 
     def _incomplete(self, why: str) -> CheckpointError:
