@@ -133,7 +133,11 @@ class WeightStream:
 
 @contextmanager
 def lend(
-    tensors: Iterable[tuple[str, torch.Tensor, str | None] | WeightEntry], *, bucket_bytes: int, version: int = 0
+    tensors: Iterable[tuple[str, torch.Tensor, str | None] | WeightEntry],
+    *,
+    bucket_bytes: int,
+    version: int = 0,
+    kind: str = "full",
 ) -> Iterator[WeightStream]:
     """Lend tensors as a stream of buckets of at most ``bucket_bytes``.
 
@@ -141,6 +145,7 @@ def lend(
         tensors: ``(name, whole tensor, alias)``, or an entry that says itself what it is; one with an alias is sent
             without its tensor. A generator is drawn from bucket by bucket, so that it may gather shards as it goes.
         bucket_bytes: bound of a bucket; a larger tensor travels alone.
+        kind: of the buckets.
     """
     lease = _Lease()
 
@@ -150,12 +155,12 @@ def lend(
         for given in tensors:
             entry = replace(given if isinstance(given, WeightEntry) else WeightEntry.whole(*given), _lease=lease)
             if pending and size + entry.room > bucket_bytes:
-                yield Bucket(entries=tuple(pending), version=version)
+                yield Bucket(entries=tuple(pending), version=version, kind=kind)
                 pending, size = [], 0
             pending.append(entry)
             size += entry.room
         if pending:
-            yield Bucket(entries=tuple(pending), version=version)
+            yield Bucket(entries=tuple(pending), version=version, kind=kind)
 
     try:
         yield WeightStream(buckets(), lease)

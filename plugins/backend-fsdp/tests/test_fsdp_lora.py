@@ -148,6 +148,31 @@ def test_weights_leave_merged_under_their_names(family: Path, tmp_path: Path) ->
     assert config == json.loads((family / "config.json").read_text())
 
 
+def test_the_adapter_leaves_alone_under_the_names_of_peft(family: Path, tmp_path: Path) -> None:
+    """``W + B A`` is the weight that leaves merged, and peft's files have the same names and the same A."""
+    made = rig.adapted(family, lora={"export": "adapter"})
+    step(made, 1)
+    with made.weights(bucket_bytes=1 << 30) as stream:
+        merged = {entry.name: entry.tensor.clone() for bucket in stream for entry in bucket.entries if not entry.alias}
+    base, alone, kinds = load_file(family / "model.safetensors"), {}, []
+    with made.adapter(bucket_bytes=2000) as stream:
+        for bucket in stream:
+            kinds.append((bucket.kind, bucket.version))
+            alone |= {entry.name: entry.tensor.clone() for entry in bucket.entries}
+    assert len(kinds) > 3 and set(kinds) == {("adapter", 1)}
+    made.export(tmp_path / "adapter")
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert alone.keys() == stored.keys()
+    for name in (name for name in alone if name.endswith(".lora_A.weight")):
+        other = name.replace(".lora_A.", ".lora_B.")
+        assert alone[name].equal(stored[name]) and alone[other].equal(stored[other] * 1.5)
+        weight = f"{name.removeprefix('base_model.model.').removesuffix('.lora_A.weight')}.weight"
+        torch.testing.assert_close(base[weight] + alone[other] @ alone[name], merged[weight], atol=1e-6, rtol=1e-6)
+        assert not merged[weight].equal(base[weight])
+    with pytest.raises(TypeError, match="does not offer backend.adapter"):
+        rig.backend(family).adapter(bucket_bytes=1)
+
+
 def test_the_adapter_alone_is_exported_for_peft(llama: Path, tmp_path: Path) -> None:
     made = rig.adapted(llama, lora={"export": "adapter"})
     step(made, 1)
@@ -335,6 +360,6 @@ def test_what_does_not_learn_has_no_adapter(llama: Path) -> None:
     assert not any(".lora_" in name for name, _ in made.model.named_parameters())
 
 
-def test_the_adapter_offers_the_reference() -> None:
-    assert FSDPConfig(lora={}).provided_capabilities() == ("backend.reference",)
+def test_what_the_adapter_offers() -> None:
+    assert FSDPConfig(lora={}).provided_capabilities() == ("backend.reference", "backend.adapter")
     assert FSDPConfig().provided_capabilities() == ()

@@ -19,8 +19,9 @@ from drivetrain_hybrid_engine.disaggregated_config import DisaggregatedConfig
 def problems(**settings: Any) -> dict[str, tuple[str, str]]:
     """What is wrong with some settings in a run with backend fsdp and rollout hf, by key."""
     run: Any = SimpleNamespace(
-        actor=SimpleNamespace(backend=SimpleNamespace(name="fsdp")), rollout=SimpleNamespace(name="hf")
-    )
+        actor=SimpleNamespace(backend=SimpleNamespace(name="fsdp")), rollout=SimpleNamespace(name="hf"),
+        model=SimpleNamespace(init="random"),
+    )  # fmt: skip
     return {p.key: (p.what, p.mend) for p in ColocatedConfig(**settings).check(run, get_registry())}
 
 
@@ -33,6 +34,10 @@ def test_capabilities_follow_from_the_settings() -> None:
     assert ColocatedConfig().required_capabilities() == ()
     assert ColocatedConfig(sharing="always").required_capabilities() == ("backend.live_module", "rollout.live_module")
     assert ColocatedConfig(sharing="never").required_capabilities() == ("backend.weights", "rollout.load_weights")
+    alone = ("backend.adapter", "rollout.adapter")
+    assert ColocatedConfig(lora="adapter").required_capabilities() == alone
+    assert ColocatedConfig(lora="adapter", sharing="never").required_capabilities()[2:] == alone
+    assert DisaggregatedConfig(lora="adapter").required_capabilities() == alone
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl", "ipc", "folder"])
@@ -70,7 +75,17 @@ def test_transports_between_groups(apart: bool, transport: str, said: str, monke
         assert not found
 
 
+def test_an_adapter_is_sent_alone_to_a_base_that_can_be_read() -> None:
+    assert "is in no folder" in problems(lora="adapter")["lora"][0]
+    run: Any = SimpleNamespace(model=SimpleNamespace(init="random"))
+    (found,) = DisaggregatedConfig(lora="adapter").check(run, get_registry())
+    assert (found.key, found.mend) == ("lora", "set it to merged, or model.init=pretrained")
+    run.model.init = "pretrained"
+    assert not list(DisaggregatedConfig(lora="adapter").check(run, get_registry()))
+
+
 def test_settings_that_would_be_ignored_are_refused() -> None:
+    assert problems(sharing="always", lora="adapter").keys() == {"lora"}
     assert problems(sharing="always", bucket_bytes=5, fingerprint="never").keys() == {"bucket_bytes", "fingerprint"}
 
 

@@ -69,13 +69,42 @@ def test_arguments_that_follow_from_other_settings(key: str) -> None:
     (2, 4, r"2 processes do not divide into engines of 4 \(2 = 0 x 4 \+ 2\)"),
 ])  # fmt: skip
 def test_processes_have_to_divide(processes: int | None, size: int, problem: str | None) -> None:
-    run: Any = SimpleNamespace(processes_of=lambda role: {"rollout": processes}[role])
+    run: Any = SimpleNamespace(processes_of=lambda role: {"rollout": processes}[role], rollout=None)
     found = list(config(tensor_parallel_size=size).check(run, get_registry()))
     assert len(found) == (problem is not None)
     if problem:
         import re
 
         assert found[0].key == "tensor_parallel_size" and re.search(problem, found[0].what)
+
+
+@pytest.mark.parametrize("needs, settings, problem", [
+    ((), {}, None),
+    (("rollout.adapter",), {"adapter_rank": 8, "sleep_level": 1}, None),
+    (("rollout.adapter",), {}, "vLLM has to make room"),
+    ((), {"adapter_rank": 8, "sleep_level": 0}, "the hybrid engine sends all weights"),
+])  # fmt: skip
+def test_room_for_an_adapter_is_made_if_one_is_sent(needs: Any, settings: dict[str, Any], problem: str | None) -> None:
+    own = config(**settings)
+    hybrid = SimpleNamespace(required_capabilities=lambda: needs)
+    run: Any = SimpleNamespace(processes_of=lambda role: 1, rollout=own, hybrid_engine=hybrid)
+    found = list(own.check(run, get_registry()))
+    assert [one.key for one in found] == ["adapter_rank"] * (problem is not None)
+    assert problem is None or problem in found[0].what
+    run.rollout = config()
+    assert not list(own.check(run, get_registry())), "one that judges is sent nothing"
+
+
+def test_the_base_of_an_adapter_may_not_be_dropped() -> None:
+    with pytest.raises(ValidationError, match="sleep_level=2 drops the weights"):
+        config(adapter_rank=8)
+
+
+@pytest.mark.parametrize("rank, size", [(1, 8), (8, 8), (9, 16), (300, 320), (512, 512)])
+def test_room_of_an_adapter(rank: int, size: int) -> None:
+    from drivetrain_rollout_vllm.adapters import room
+
+    assert room(rank) == size
 
 
 def test_ranks_of_an_engine_stand_side_by_side() -> None:

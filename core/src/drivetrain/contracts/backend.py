@@ -45,8 +45,8 @@ class TrainingBackend(ABC):
     Capabilities that its spec may provide: ``backend.train``, ``backend.log_probs``, ``backend.values``,
     ``backend.scores``, ``backend.live_module``, ``backend.weights``, ``backend.weight_shards``, ``backend.export``,
     ``backend.snapshot``, ``backend.param_offload``, ``backend.grad_offload``, ``backend.optimizer_offload``.
-    ``backend.reference`` is provided by settings: its config's ``provided_capabilities()`` has it where an adapter
-    alone is trained.
+    ``backend.reference`` and ``backend.adapter`` are provided by settings: its config's ``provided_capabilities()`` has
+    them where an adapter alone is trained.
 
     Attributes:
         offloads: parts that by its settings are on the device only while a call needs them; workers see to it.
@@ -141,6 +141,15 @@ class TrainingBackend(ABC):
             sharded: lend each rank's own shards, with their placement, for engines that reshard by themselves
                 (capability ``backend.weight_shards``). What a rank has no plain shard of is whole all the same.
         """
+
+    def adapter(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+        """Lend the low-rank adapter alone, as :meth:`weights` does, in buckets of kind ``adapter`` (capability
+        ``adapter``).
+
+        Names are those of peft's files: ``base_model.model.NAME.lora_A.weight`` (rank, inputs) and ``lora_B`` (outputs,
+        rank), B times the adapter's scale, so that the layer's weight with the adapter is ``W + B A``.
+        """
+        raise TypeError(f"backend {self.config.name!r} does not offer backend.adapter")
 
     def live_module(self) -> nn.Module:
         """The module itself, callable as transformers' causal language models are (capability ``live_module``)."""

@@ -78,7 +78,8 @@ class RolloutEngine(ABC):
 
     Capabilities that its spec may provide: ``rollout.log_probs`` (of the sampled tokens), ``rollout.live_module``
     (it can run the trainer's own module), ``rollout.own_weights`` (until it is given others it generates with those in
-    the model's folder), ``rollout.load_weights``, ``rollout.sleep``.
+    the model's folder), ``rollout.load_weights``, ``rollout.adapter`` (by its settings it may be sent an adapter alone,
+    to the weights in the model's folder), ``rollout.sleep``.
     """
 
     def __init__(self, config: RolloutConfig, context: RolloutContext) -> None:
@@ -116,7 +117,8 @@ class RolloutEngine(ABC):
         raise TypeError(f"rollout {self.config.name!r} does not offer rollout.live_module")
 
     def load_weights(self, stream: WeightStream, version: int) -> None:
-        """Replace all weights by the stream's, check that nothing is missing or doubled, and forget cached prefixes."""
+        """Replace all weights, or the adapter, by the stream's, check that nothing is missing or doubled, and forget
+        cached prefixes."""
         raise TypeError(f"rollout {self.config.name!r} does not offer rollout.load_weights")
 
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:

@@ -312,6 +312,12 @@ class FSDPBackend(TrainingBackend):
         self._shelves.need("parameters")
         return lend(names.entries(self.model, sharded=sharded), bucket_bytes=bucket_bytes, version=self.version)
 
+    def adapter(self, *, bucket_bytes: int) -> AbstractContextManager[WeightStream]:
+        self._shelves.need("parameters")
+        if self.config.lora is None:
+            return super().adapter(bucket_bytes=bucket_bytes)
+        return lend(lora.entries(self.model), bucket_bytes=bucket_bytes, version=self.version, kind="adapter")
+
     def live_module(self) -> nn.Module:
         """The model itself, in evaluation mode; with and without packing its attention is the same function.
 

@@ -152,7 +152,7 @@ class FSDPConfig(PluginConfig):
         return self
 
     def provided_capabilities(self) -> tuple[str, ...]:
-        return () if self.lora is None else ("backend.reference",)
+        return () if self.lora is None else ("backend.reference", "backend.adapter")
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
         if self.lora is not None:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from drivetrain import CheckpointError, UserError
 from drivetrain.seeds import derive_seed
-from drivetrain.weights import fingerprint
+from drivetrain.weights import WeightEntry, fingerprint
 from drivetrain_backend_common.folders import complete
 from drivetrain_backend_fsdp import loading
 from drivetrain_backend_fsdp.config import INSTALL_LORA
@@ -155,6 +155,18 @@ def without_adapter(
 
 def _given(tensor: Tensor) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
     return lambda part: part(tensor)
+
+
+@torch.no_grad()
+def entries(model: nn.Module) -> Iterator[WeightEntry]:
+    """A and B of each layer, gathered one by one, under the names of peft's files; B times the adapter's scale.
+
+    A collective call where the model is sharded.
+    """
+    for name, layer in layers(model).items():
+        a, b = whole(layer.lora_A[NAME].weight), whole(layer.lora_B[NAME].weight)
+        yield WeightEntry.whole(f"base_model.model.{name}.lora_A.weight", a)
+        yield WeightEntry.whole(f"base_model.model.{name}.lora_B.weight", b * layer.scaling[NAME])
 
 
 def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: int) -> None:

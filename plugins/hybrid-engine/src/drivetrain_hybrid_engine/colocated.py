@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain import HybridEngine, RunError, UserError, WeightStreamError, get_registry, resolve
 from drivetrain_hybrid_engine.config import SENT, SHARED, offered
-from drivetrain_hybrid_engine.delivery import Arrival, Departure, Description, compared
+from drivetrain_hybrid_engine.delivery import Arrival, Departure, Description, compared, lent
 
 if TYPE_CHECKING:
     from drivetrain import RolloutEngine, TrainingBackend, WeightTransport
@@ -188,7 +188,7 @@ class Colocated(HybridEngine):
         hardware.reset_peak()
         before = hardware.memory().allocated
         fingerprints = compared(self.config.fingerprint, self._synced)
-        with self._backend.weights(bucket_bytes=self.config.bucket_bytes) as stream:
+        with lent(self._backend, self.config) as stream:
             departure = Departure(stream, fingerprints=fingerprints)
             expected = departure.described if self._described is None else self._described
             try:

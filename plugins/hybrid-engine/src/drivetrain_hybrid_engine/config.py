@@ -19,6 +19,9 @@ SHARED = frozenset({"backend.live_module", "rollout.live_module"})
 SENT = frozenset({"backend.weights", "rollout.load_weights"})
 """Capabilities of engines between which weights can be sent."""
 
+ADAPTER = ("backend.adapter", "rollout.adapter")
+"""Capabilities of engines between which an adapter can be sent alone."""
+
 SAME_PROCESS = "weight_transport.same_process"
 """Capability of a transport whose two ends can be in one process."""
 
@@ -34,6 +37,19 @@ class SendingConfig(PluginConfig):
         description="The syncs in which the contents of weights are compared, and not names and shapes alone. sampled:"
         " all at the first and after a sync that failed, then a sixteenth of the names, others each time.",
     )
+    lora: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="What is sent where the trainer trains a low-rank adapter: all weights with it merged into them, or"
+        " the adapter alone, to a rollout that has the weights of the model's folder and computes with both.",
+    )
+
+    def required_capabilities(self) -> tuple[str, ...]:
+        return ADAPTER if self.lora == "adapter" else ()
+
+    def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        if self.lora == "adapter" and run.model.init == "random":
+            yield Problem(key="lora", what="the base of the adapter is drawn by this run and is in no folder, where the"
+                          " rollout could read it", mend="set it to merged, or model.init=pretrained")  # fmt: skip
 
 
 class ColocatedConfig(SendingConfig):
@@ -49,9 +65,10 @@ class ColocatedConfig(SendingConfig):
 
     def required_capabilities(self) -> tuple[str, ...]:
         needs: dict[str, frozenset[str]] = {"always": SHARED, "never": SENT}
-        return tuple(sorted(needs.get(self.sharing, ())))
+        return (*sorted(needs.get(self.sharing, ())), *super().required_capabilities())
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        yield from super().check(run, registry)
         found = registry.find("weight_transports", self.transport)
         if found.problem:
             yield Problem(key="transport", what=found.problem.what, mend=found.problem.mend)
@@ -63,7 +80,7 @@ class ColocatedConfig(SendingConfig):
                      "engine 'colocated' each process has both engines",
             )  # fmt: skip
         if self.sharing == "always":
-            for key in ("transport", "bucket_bytes", "fingerprint"):
+            for key in ("transport", "bucket_bytes", "fingerprint", "lora"):
                 if self.departs(key):
                     yield Problem(key=key, what=f"nothing is sent with sharing: always, so {key} would be ignored",
                                   mend=f"remove {key}")  # fmt: skip

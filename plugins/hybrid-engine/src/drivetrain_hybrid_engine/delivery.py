@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain import WeightStreamError
 from drivetrain.weights import Bucket, Manifest, WeightEntry, WeightStream, fingerprints
+
+if TYPE_CHECKING:
+    from drivetrain import TrainingBackend
+    from drivetrain_hybrid_engine.config import SendingConfig
 
 Description = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Whole shape and dtype of each weight, by name."""
@@ -38,6 +44,12 @@ def compared(wish: str, synced: int) -> Chosen | bool:
     if wish == "sampled" and synced:
         return sample(synced)
     return wish in ("sampled", "always") or (wish == "first" and not synced)
+
+
+def lent(backend: TrainingBackend, config: SendingConfig) -> AbstractContextManager[WeightStream]:
+    """What a backend lends of its weights, by the settings: all of them, or its adapter."""
+    lend = backend.adapter if config.lora == "adapter" else backend.weights
+    return lend(bucket_bytes=config.bucket_bytes)
 
 
 class Departure:

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from drivetrain import HybridEngine, Meeting, UserError, WeightStreamError, get_registry, resolve
 from drivetrain.weights import Bucket, WeightStream
-from drivetrain_hybrid_engine.delivery import Arrival, Chosen, Departure, Description, compared
+from drivetrain_hybrid_engine.delivery import Arrival, Chosen, Departure, Description, compared, lent
 from drivetrain_hybrid_engine.disaggregated_config import SAME_DEVICE
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Disaggregated(HybridEngine):
     def _send(self, fingerprints: Chosen | bool) -> tuple[dict[str, float], Description]:
         """Send every weight, or take part in gathering them: a collective call of the ranks that train."""
         assert self._backend is not None
-        with self._backend.weights(bucket_bytes=self.config.bucket_bytes) as stream:
+        with lent(self._backend, self.config) as stream:
             departure = Departure(stream, fingerprints=fingerprints)
             try:
                 if self.transport is not None:

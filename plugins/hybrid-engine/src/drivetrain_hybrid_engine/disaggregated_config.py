@@ -29,6 +29,7 @@ class DisaggregatedConfig(SendingConfig):
     )
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        yield from super().check(run, registry)
         if self.transport == "auto":
             return
         found = registry.find("weight_transports", self.transport)

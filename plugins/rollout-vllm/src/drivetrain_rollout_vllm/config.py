@@ -18,7 +18,7 @@ SET_HERE = frozenset(
         "model", "tokenizer", "trust_remote_code", "dtype", "seed", "load_format", "tensor_parallel_size",
         "distributed_executor_backend", "weight_transfer_config", "logprobs_mode", "enable_sleep_mode",
         "gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
-        "enforce_eager", "enable_prefix_caching",
+        "enforce_eager", "enable_prefix_caching", "enable_lora", "max_lora_rank", "max_loras",
     }
 )  # fmt: skip
 """Arguments of vLLM that follow from other settings, or that this plugin depends on."""
@@ -60,6 +60,10 @@ class VLLMRolloutConfig(RolloutConfig):
         2, description="What the engine gives up while the trainer has the device: 0 nothing, for a device that holds "
         "both; 1 keys and values, and its weights to the host's memory; 2 keys and values and its weights."
     )  # fmt: skip
+    adapter_rank: int | None = Field(
+        None, gt=0, le=512, description="Rank of the adapter that the engine is sent alone (hybrid_engine.lora: "
+        "adapter), and computes with beside the weights of the model's folder. Omitted: it is sent all weights."
+    )  # fmt: skip
     engine_args: dict[str, Any] = Field({}, description="Further arguments of vllm.EngineArgs, as they are there.")
 
     @model_validator(mode="after")
@@ -68,7 +72,22 @@ class VLLMRolloutConfig(RolloutConfig):
             raise ValueError(f"engine_args.{taken[0]} follows from other settings of the run and cannot be set")
         return self
 
+    @model_validator(mode="after")
+    def _the_base_of_an_adapter_stays(self) -> VLLMRolloutConfig:
+        if self.adapter_rank is not None and self.sleep_level == 2:
+            raise ValueError("sleep_level=2 drops the weights to which an adapter is sent alone: set sleep_level=1,"
+                             " which keeps them in the host's memory, or 0")  # fmt: skip
+        return self
+
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
+        if self is run.rollout:
+            alone = "rollout.adapter" in run.hybrid_engine.required_capabilities()
+            if alone and self.adapter_rank is None:
+                yield Problem(key="adapter_rank", what="the hybrid engine sends the adapter alone, for which vLLM has "
+                              "to make room", mend="set it to the rank of actor.backend.lora")  # fmt: skip
+            if self.adapter_rank is not None and not alone:
+                yield Problem(key="adapter_rank", what="the hybrid engine sends all weights",
+                              mend="set hybrid_engine.lora=adapter, or remove it")  # fmt: skip
         processes = run.processes_of("rollout")
         if processes is not None and processes % self.tensor_parallel_size:
             yield Problem(

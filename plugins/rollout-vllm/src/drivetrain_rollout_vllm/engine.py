@@ -7,6 +7,8 @@ import gc
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from drivetrain import (
     RolloutEngine,
     RunError,
     UserError,
+    WeightStreamError,
     end_of_sequence_ids,
 )
 from drivetrain.weights import Manifest, WeightStream
@@ -71,7 +74,9 @@ class VLLMRollout(RolloutEngine):
         super().__init__(config, context)
         self._engine: Any = None
         self._asleep: set[str] = set()
+        self._with_adapter: dict[str, Any] = {}  # of every request
         self._unusable: str | None = "it waits for its first weights" if context.receives_weights else None
+        self._adapter: TemporaryDirectory[str] | None = None  # where vLLM reads the adapter from
         self._jobs: dict[str, _Job] = {}
         self._owners: dict[str, _Job] = {}  # by vLLM's request
         self._task: asyncio.Task[None] | None = None
@@ -110,16 +115,29 @@ class VLLMRollout(RolloutEngine):
         return manifest_of(self.context.model).expected
 
     def load_weights(self, stream: WeightStream, version: int) -> None:
-        """Replace all weights, bucket by bucket, at a token boundary, and forget cached prefixes.
+        """Replace all weights, or with ``adapter_rank`` the adapter, at a token boundary, and forget cached prefixes.
 
         After an error the engine refuses to generate until a load succeeds, because weights are taken in as they come.
 
         Raises:
             WeightStreamError: for a tensor that is missing, unknown, sent twice, a shard, or of the wrong shape.
         """
+        self._unusable = f"the load of weights of version {version} did not succeed"
+        if self.config.adapter_rank is None:
+            self._take_weights(stream)
+        else:
+            self._take_adapter(stream, self.config.adapter_rank)
+        for key, job in self._owners.items():
+            job.samples[key].versions.append((self._state(key).detokenizer.num_output_tokens(), version))
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RunError("vLLM could not forget what it had cached of the former weights", where="rollout vllm")
+        self._unusable = None
+        self.weight_version = version
+
+    def _take_weights(self, stream: WeightStream) -> None:
+        """Hand buckets to vLLM as they come."""
         from drivetrain_rollout_vllm.receiving import accepted
 
-        self._unusable = f"the load of weights of version {version} did not succeed"
         worker = self._engine.model_executor.driver_worker.worker
         manifest = Manifest(self._manifest)
         worker.start_weight_update()
@@ -131,12 +149,21 @@ class VLLMRollout(RolloutEngine):
         finally:
             if worker._weight_update_active:
                 worker.finish_weight_update()
-        for key, job in self._owners.items():
-            job.samples[key].versions.append((self._state(key).detokenizer.num_output_tokens(), version))
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RunError("vLLM could not forget what it had cached of the former weights", where="rollout vllm")
-        self._unusable = None
-        self.weight_version = version
+
+    def _take_adapter(self, stream: WeightStream, rank: int) -> None:
+        """Have vLLM read an adapter in place of the one that it has."""
+        from drivetrain_rollout_vllm import adapters
+
+        tensors = adapters.received(stream, rank)
+        if self._adapter is None:
+            self._adapter = TemporaryDirectory(prefix="drivetrain-adapter-")
+        folder = Path(self._adapter.name)
+        adapters.write(tensors, rank, folder)
+        try:
+            self._engine.add_lora(adapters.request(folder, load=True))
+        except Exception as error:  # of types that depend on vLLM's version
+            raise WeightStreamError(f"vLLM refuses the adapter: {error}") from error
+        self._with_adapter = {"lora_request": adapters.request(folder)}
 
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:
         """Free the device memory of weights and of keys and values: after it both sleep.
@@ -215,7 +242,7 @@ class VLLMRollout(RolloutEngine):
             key = f"{request.request_id}#{index}"
             try:
                 self._engine.add_request(key, {"prompt_token_ids": list(request.prompt_token_ids)},
-                                         self._sampling(request, seed))  # fmt: skip
+                                         self._sampling(request, seed), **self._with_adapter)  # fmt: skip
             except Exception as error:  # of types that depend on vLLM's version
                 self._end(job)
                 raise UserError(f"vLLM refuses request {request.request_id!r}: {error}", where="rollout") from error
@@ -341,6 +368,8 @@ class VLLMRollout(RolloutEngine):
         core.scheduler.shutdown()
         gc.unfreeze()
         self._engine = None
+        if self._adapter is not None:
+            self._adapter.cleanup()
         destroy_model_parallel()
         if self._owns_process_group:
             destroy_distributed_environment()

@@ -72,6 +72,7 @@ def eager(config: VLLMRolloutConfig, context: RolloutContext) -> bool:
 
 def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, Any]:
     """Arguments of ``vllm.EngineArgs``."""
+    from drivetrain_rollout_vllm.adapters import room
     from drivetrain_rollout_vllm.transfer import NAME
 
     on_cpu = context.hardware.device_type == "cpu"
@@ -81,10 +82,13 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
         memory["kv_cache_memory_bytes"] = config.kv_cache_bytes or CPU_KV_CACHE_BYTES
     if on_cpu and config.sample_seeds:  # of a prompt read in parts vLLM winds the seed's generator back, a GPU's alone
         memory["enable_chunked_prefill"] = False
+    waits, adapter = context.receives_weights, {}
+    if config.adapter_rank is not None:  # it reads the weights, and is sent the adapter
+        waits, adapter = False, {"enable_lora": True, "max_loras": 1, "max_lora_rank": room(config.adapter_rank)}
     return {
         "model": str(model.path), "tokenizer": str(model.tokenizer_path), "trust_remote_code": model.trust_remote_code,
         "dtype": config.dtype or model.dtype, "seed": context.seed % 2**31,
-        "load_format": "dummy" if context.receives_weights else "auto", "use_tqdm_on_load": False,
+        "load_format": "dummy" if waits else "auto", "use_tqdm_on_load": False,
         "tensor_parallel_size": config.tensor_parallel_size, "distributed_executor_backend": "external_launcher",
         "weight_transfer_config": {"backend": NAME}, "logprobs_mode": "processed_logprobs",
         "enable_sleep_mode": not on_cpu and config.sleep_level > 0, "generation_config": "vllm",
@@ -92,7 +96,7 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
         "max_num_seqs": config.max_sequences, "max_num_batched_tokens": config.max_batch_tokens,
         "max_model_len": config.max_model_tokens, "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": eager(config, context),
-        **memory, **config.engine_args,
+        **memory, **adapter, **config.engine_args,
     }  # fmt: skip
 
 

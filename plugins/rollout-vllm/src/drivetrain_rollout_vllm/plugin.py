@@ -15,5 +15,11 @@ def drivetrain_rollouts() -> Iterable[RolloutSpec]:
         summary="Generates with vLLM: paged attention, prefix caching, CUDA graphs; tensor parallel over workers.",
         factory="drivetrain_rollout_vllm.engine:VLLMRollout",
         config="drivetrain_rollout_vllm.config:VLLMRolloutConfig",
-        provides=("rollout.log_probs", "rollout.own_weights", "rollout.load_weights", "rollout.sleep"),
+        provides=(
+            "rollout.log_probs",
+            "rollout.own_weights",
+            "rollout.load_weights",
+            "rollout.adapter",
+            "rollout.sleep",
+        ),
     )
