@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from drivetrain.seam.registry import get_registry
+from drivetrain_backend_fsdp.config import FSDPConfig
 from drivetrain_hybrid_engine import config
 from drivetrain_hybrid_engine.config import SENT, SHARED, ColocatedConfig
 from drivetrain_hybrid_engine.disaggregated_config import DisaggregatedConfig
@@ -19,8 +20,8 @@ from drivetrain_hybrid_engine.disaggregated_config import DisaggregatedConfig
 def problems(**settings: Any) -> dict[str, tuple[str, str]]:
     """What is wrong with some settings in a run with backend fsdp and rollout hf, by key."""
     run: Any = SimpleNamespace(
-        actor=SimpleNamespace(backend=SimpleNamespace(name="fsdp")), rollout=SimpleNamespace(name="hf"),
-        model=SimpleNamespace(init="random"),
+        actor=SimpleNamespace(backend=FSDPConfig(lora={})), rollout=SimpleNamespace(name="hf"),
+        model=SimpleNamespace(init="pretrained"),
     )  # fmt: skip
     return {p.key: (p.what, p.mend) for p in ColocatedConfig(**settings).check(run, get_registry())}
 
@@ -34,10 +35,9 @@ def test_capabilities_follow_from_the_settings() -> None:
     assert ColocatedConfig().required_capabilities() == ()
     assert ColocatedConfig(sharing="always").required_capabilities() == ("backend.live_module", "rollout.live_module")
     assert ColocatedConfig(sharing="never").required_capabilities() == ("backend.weights", "rollout.load_weights")
-    alone = ("backend.adapter", "rollout.adapter")
-    assert ColocatedConfig(lora="adapter").required_capabilities() == alone
-    assert ColocatedConfig(lora="adapter", sharing="never").required_capabilities()[2:] == alone
-    assert DisaggregatedConfig(lora="adapter").required_capabilities() == alone
+    assert ColocatedConfig(lora="adapter").required_capabilities() == ("rollout.adapter",)
+    assert ColocatedConfig(lora="adapter", sharing="never").required_capabilities()[2:] == ("rollout.adapter",)
+    assert DisaggregatedConfig(lora="adapter").required_capabilities() == ("rollout.adapter",)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl", "ipc", "folder"])
@@ -76,12 +76,14 @@ def test_transports_between_groups(apart: bool, transport: str, said: str, monke
 
 
 def test_an_adapter_is_sent_alone_to_a_base_that_can_be_read() -> None:
-    assert "is in no folder" in problems(lora="adapter")["lora"][0]
-    run: Any = SimpleNamespace(model=SimpleNamespace(init="random"))
-    (found,) = DisaggregatedConfig(lora="adapter").check(run, get_registry())
-    assert (found.key, found.mend) == ("lora", "set it to merged, or model.init=pretrained")
-    run.model.init = "pretrained"
-    assert not list(DisaggregatedConfig(lora="adapter").check(run, get_registry()))
+    assert problems(lora="adapter") == {}
+    settings, registry = DisaggregatedConfig(lora="adapter"), get_registry()
+    run: Any = SimpleNamespace(model=SimpleNamespace(init="random"), actor=SimpleNamespace(backend=FSDPConfig()))
+    found = list(settings.check(run, registry))
+    assert [one.key for one in found] == ["lora", "lora"]
+    assert "has no adapter" in found[0].what and "is in no folder" in found[1].what
+    run.model.init, run.actor.backend = "pretrained", FSDPConfig(lora={})
+    assert not list(settings.check(run, registry))
 
 
 def test_settings_that_would_be_ignored_are_refused() -> None:

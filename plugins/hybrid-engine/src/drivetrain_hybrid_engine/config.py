@@ -19,9 +19,6 @@ SHARED = frozenset({"backend.live_module", "rollout.live_module"})
 SENT = frozenset({"backend.weights", "rollout.load_weights"})
 """Capabilities of engines between which weights can be sent."""
 
-ADAPTER = ("backend.adapter", "rollout.adapter")
-"""Capabilities of engines between which an adapter can be sent alone."""
-
 SAME_PROCESS = "weight_transport.same_process"
 """Capability of a transport whose two ends can be in one process."""
 
@@ -44,10 +41,17 @@ class SendingConfig(PluginConfig):
     )
 
     def required_capabilities(self) -> tuple[str, ...]:
-        return ADAPTER if self.lora == "adapter" else ()
+        return ("rollout.adapter",) if self.lora == "adapter" else ()
 
     def check(self, run: RunConfig, registry: Registry) -> Iterable[Problem]:
-        if self.lora == "adapter" and run.model.init == "random":
+        if self.lora == "merged":
+            return
+        backend = run.actor.backend
+        offers = {*registry.select("backends", backend.name).spec.provides, *backend.provided_capabilities()}
+        if "backend.adapter" not in offers:
+            yield Problem(key="lora", what="the actor has no adapter that could be sent alone",
+                          mend="set actor.backend.lora, or this to merged")  # fmt: skip
+        if run.model.init == "random":
             yield Problem(key="lora", what="the base of the adapter is drawn by this run and is in no folder, where the"
                           " rollout could read it", mend="set it to merged, or model.init=pretrained")  # fmt: skip
 

@@ -160,9 +160,11 @@ class VLLMRollout(RolloutEngine):
         folder = Path(self._adapter.name)
         adapters.write(tensors, rank, folder)
         try:
-            self._engine.add_lora(adapters.request(folder, load=True))
+            taken = self._engine.add_lora(adapters.request(folder, load=True))
         except Exception as error:  # of types that depend on vLLM's version
             raise WeightStreamError(f"vLLM refuses the adapter: {error}") from error
+        if not taken:
+            raise WeightStreamError("vLLM did not take the adapter")
         self._with_adapter = {"lora_request": adapters.request(folder)}
 
     def sleep(self, parts: Collection[str] = ("weights", "kv_cache")) -> None:

@@ -82,13 +82,13 @@ def arguments(config: VLLMRolloutConfig, context: RolloutContext) -> dict[str, A
         memory["kv_cache_memory_bytes"] = config.kv_cache_bytes or CPU_KV_CACHE_BYTES
     if on_cpu and config.sample_seeds:  # of a prompt read in parts vLLM winds the seed's generator back, a GPU's alone
         memory["enable_chunked_prefill"] = False
-    waits, adapter = context.receives_weights, {}
-    if config.adapter_rank is not None:  # it reads the weights, and is sent the adapter
-        waits, adapter = False, {"enable_lora": True, "max_loras": 1, "max_lora_rank": room(config.adapter_rank)}
+    sent, adapter = context.receives_weights, {}
+    if config.adapter_rank is not None:  # which alone is sent
+        sent, adapter = False, {"enable_lora": True, "max_loras": 1, "max_lora_rank": room(config.adapter_rank)}
     return {
         "model": str(model.path), "tokenizer": str(model.tokenizer_path), "trust_remote_code": model.trust_remote_code,
         "dtype": config.dtype or model.dtype, "seed": context.seed % 2**31,
-        "load_format": "dummy" if waits else "auto", "use_tqdm_on_load": False,
+        "load_format": "dummy" if sent else "auto", "use_tqdm_on_load": False,
         "tensor_parallel_size": config.tensor_parallel_size, "distributed_executor_backend": "external_launcher",
         "weight_transfer_config": {"backend": NAME}, "logprobs_mode": "processed_logprobs",
         "enable_sleep_mode": not on_cpu and config.sleep_level > 0, "generation_config": "vllm",

@@ -64,7 +64,7 @@ class StreamTransfer(WeightTransferEngine[Handover, Weights]):
         self._waiting = {id(call): call for call in calls}
 
     def finish_weight_update(self) -> None:
-        self._waiting = {}
+        self._waiting, self._layers = {}, []
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
 
