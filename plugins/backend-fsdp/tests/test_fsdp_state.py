@@ -1,17 +1,21 @@
 """Checkpoints, exports and weights on loan."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsdp_rig as rig
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drivetrain import CheckpointError, ExpiredWeightsError, NonFiniteError, UserError
-from drivetrain.weights import Manifest
+from drivetrain.weights import Manifest, WeightEntry
 from drivetrain_backend_common import tensor_files
+from drivetrain_backend_fsdp import names
 
 
 def step(made, seed: int):
@@ -168,6 +172,39 @@ def test_export_and_weights(any_model: Path, tmp_path: Path) -> None:
     assert aliases == ({"lm_head.weight": "model.embed_tokens.weight"} if tied else {})
     with pytest.raises(ExpiredWeightsError):
         _ = entry.tensor
+
+
+def test_exports_are_cut_into_files(any_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig.backend(any_model)
+    made.export(tmp_path / "whole")
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 10_000)
+    made.export(tmp_path / "parts")
+    index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
+    files = {file.name for file in (tmp_path / "parts").glob("*.safetensors")}
+    assert len(files) > 2 and files == set(index["weight_map"].values())
+    one, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("whole", "parts"))
+    assert all(p.equal(q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    stored = [tensor for name in files for tensor in load_file(tmp_path / "parts" / name).values()]
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored)
+
+
+def test_an_export_that_fails_draws_what_others_gather(qwen2: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    made, drawn = rig.backend(qwen2), []
+
+    def noted(model: Any, **how: Any) -> Iterator[WeightEntry]:
+        for entry in entries(model, **how):
+            drawn.append(entry.name)
+            yield entry
+
+    entries = names.entries
+    monkeypatch.setattr(names, "entries", noted)
+    made.export(tmp_path / "whole")
+    everything = list(drawn)
+    drawn.clear()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        made.export(tmp_path / "file" / "model")
+    assert drawn == everything
 
 
 def test_memory_is_counted(qwen2: Path) -> None:

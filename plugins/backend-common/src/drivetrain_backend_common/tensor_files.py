@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from drivetrain import CheckpointError
+from drivetrain.weights import WeightEntry
 
 FILE_BYTES = 4 * 2**30
 
@@ -66,3 +68,25 @@ def write_rank(
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"rank {rank} cannot write its part of the checkpoint: {error}", where=str(folder),
                               mend="see to the disk") from error  # fmt: skip
+
+
+def write_model(entries: Iterable[WeightEntry], folder: Path) -> None:
+    """Write weights on loan as the safetensors of a Hugging Face folder, with an index where there are several."""
+    sizes: dict[str, int] = {}
+
+    def copies() -> Iterator[tuple[str, Tensor]]:
+        for entry in entries:
+            if not entry.alias:
+                sizes[entry.name] = entry.nbytes
+                yield entry.name, torch.empty(entry.shape, dtype=entry.dtype).copy_(entry.tensor.detach())
+
+    where = write(copies(), folder, "model")
+    files = list(dict.fromkeys(where.values()))
+    if len(files) == 1:
+        return
+    names = {file: f"model-{number:05}-of-{len(files):05}.safetensors" for number, file in enumerate(files, 1)}
+    for file, name in names.items():
+        (folder / file).rename(folder / name)
+    index = {"metadata": {"total_size": sum(sizes.values())},
+             "weight_map": {tensor: names[file] for tensor, file in where.items()}}  # fmt: skip
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))

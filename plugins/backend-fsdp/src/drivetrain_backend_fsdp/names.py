@@ -19,6 +19,7 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 
 from drivetrain import UserError
 from drivetrain.weights import WeightEntry
+from drivetrain_backend_common import tensor_files
 from drivetrain_backend_common.folders import complete
 from drivetrain_backend_fsdp import lora, sharding
 from drivetrain_backend_fsdp.sharding import whole
@@ -94,22 +95,23 @@ def _joins_weights(model: PreTrainedModel) -> bool:
 
 def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: int) -> None:
     """Write a Hugging Face folder; it appears whole or not at all. A collective call where the model is sharded."""
-    tied: set[int] = set()
-    tensors = {}
-    for name, tensor, give in _held(model):
-        if id(tensor) not in tied:
-            tied.add(id(tensor))
-            full = give(whole)
-            if not rank:
-                tensors[name] = full.cpu() if full.data_ptr() != tensor.data_ptr() else full
-    if rank:
-        return
-    with complete(folder) as aside:
-        model.save_pretrained(aside, state_dict=tensors)
-        try:
-            AutoTokenizer.from_pretrained(
-                config.tokenizer_path, trust_remote_code=config.trust_remote_code
-            ).save_pretrained(aside)
-        except (OSError, ValueError) as error:
-            raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
-                            mend="give the folder of a tokenizer") from error  # fmt: skip
+    going = entries(model)
+    try:
+        if rank == 0:
+            with complete(folder) as aside:
+                model.save_pretrained(aside, state_dict={})  # all but the weights
+                tensor_files.write_model(going, aside)
+                _write_tokenizer(config, aside)
+    finally:
+        for _ in going:  # whatever fails here, no other rank waits for this one
+            pass
+
+
+def _write_tokenizer(config: ModelConfig, folder: Path) -> None:
+    try:
+        AutoTokenizer.from_pretrained(
+            config.tokenizer_path, trust_remote_code=config.trust_remote_code
+        ).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
+                        mend="give the folder of a tokenizer") from error  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,48 +94,33 @@ def weights_of(context: BackendContext, config: PreTrainedConfig, drawn: Mapping
 
 def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: BackendContext, folder: Path) -> None:
     """Write a Hugging Face folder, which appears whole or not at all: a collective call; rank 0 writes."""
-    if context.rank:
-        for _ in entries:
+    going = iter(entries)
+    try:
+        if context.rank == 0:
+            with complete(folder) as aside:
+                tensor_files.write_model(going, aside)
+                _write_about(config, context, aside)
+    finally:
+        for _ in going:  # whatever fails here, no other rank waits for this one
             pass
-        return
+
+
+def _write_about(config: PreTrainedConfig, context: BackendContext, folder: Path) -> None:
+    """Write all of a Hugging Face folder but the weights."""
     model = context.model
-    with complete(folder) as aside:
-        write_weights(entries, aside)
-        config.dtype = getattr(torch, model.dtype)
-        if context.role == "critic":
-            config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
-        config.save_pretrained(aside)
-        if context.role in ("actor", "ref"):
-            given = (model.path / "generation_config.json").is_file()
-            generation = (GenerationConfig.from_pretrained(model.path) if given
-                          else GenerationConfig.from_model_config(config))  # fmt: skip
-            generation.save_pretrained(aside)
-        try:
-            AutoTokenizer.from_pretrained(
-                model.tokenizer_path, trust_remote_code=model.trust_remote_code
-            ).save_pretrained(aside)
-        except (OSError, ValueError) as error:
-            raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
-                            mend="give the folder of a tokenizer") from error  # fmt: skip
-
-
-def write_weights(entries: Iterable[WeightEntry], folder: Path) -> None:
-    """Write weights as the safetensors of a Hugging Face folder, with an index if there are several."""
-    sizes: dict[str, int] = {}
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for entry in entries:
-            if not entry.alias:
-                sizes[entry.name] = entry.nbytes
-                yield entry.name, torch.empty(entry.shape, dtype=entry.dtype).copy_(entry.tensor)
-
-    where = tensor_files.write(tensors(), folder, "model")
-    files = list(dict.fromkeys(where.values()))
-    if len(files) == 1:
-        return
-    names = {file: f"model-{number:05}-of-{len(files):05}.safetensors" for number, file in enumerate(files, 1)}
-    for file, name in names.items():
-        (folder / file).rename(folder / name)
-    index = {"metadata": {"total_size": sum(sizes.values())},
-             "weight_map": {tensor: names[file] for tensor, file in where.items()}}  # fmt: skip
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+    config.dtype = getattr(torch, model.dtype)
+    if context.role == "critic":
+        config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(folder)
+    if context.role in ("actor", "ref"):
+        given = (model.path / "generation_config.json").is_file()
+        generation = (GenerationConfig.from_pretrained(model.path) if given
+                      else GenerationConfig.from_model_config(config))  # fmt: skip
+        generation.save_pretrained(folder)
+    try:
+        AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=model.trust_remote_code).save_pretrained(
+            folder
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"the tokenizer does not load: {error}", where="model.tokenizer",
+                        mend="give the folder of a tokenizer") from error  # fmt: skip
