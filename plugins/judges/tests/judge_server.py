@@ -103,6 +103,9 @@ def serving(answer: Answer) -> Iterator[tuple[str, JudgeServer]]:
         daemon_threads = True
         request_queue_size = 256
 
+        def handle_error(self, *_: object) -> None:
+            """A client that has gone is no error of the server's; by default it would be printed."""
+
     with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -113,7 +114,7 @@ def _client(address: str) -> JobSubmissionClient:
 def follow(client: JobSubmissionClient, job: str) -> int:
     """Show the output of a job; returns its exit code, 130 if it was stopped. An interrupt leaves the job alone."""
     try:
-        asyncio.run(_show_output(client, job))
+        _show_output(client, job)
         info = client.get_job_info(job)
     except KeyboardInterrupt:
         print(f"{job} goes on, and is no longer followed", file=sys.stderr)
@@ -122,6 +123,30 @@ def follow(client: JobSubmissionClient, job: str) -> int:
     return {"SUCCEEDED": 0, "STOPPED": 130}.get(info.status.value, info.driver_exit_code or 1)
 
 
-async def _show_output(client: JobSubmissionClient, job: str) -> None:
-    async for text in client.tail_job_logs(job):
-        print(text, end="", flush=True)
+def _show_output(client: JobSubmissionClient, job: str) -> None:
+    """Print what a job writes until it ends. Another thread has the connection, so that an interrupt is heeded at once,
+    whatever that does."""
+    errors: list[BaseException] = []
+    printing = threading.Lock()
+
+    async def show() -> None:
+        async for text in client.tail_job_logs(job):
+            with printing:
+                print(text, end="", flush=True)
+
+    def run() -> None:
+        try:
+            asyncio.run(show())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except KeyboardInterrupt:
+        printing.acquire()  # and never let go: nothing is printed while Python ends
+        raise
+    if errors:
+        raise errors[0]
