@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ def write_rank(
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"rank {rank} cannot write its part of the checkpoint: {error}", where=str(folder),
                               mend="see to the disk") from error  # fmt: skip
+
+
+@contextmanager
+def drained(entries: Iterable[WeightEntry]) -> Iterator[Iterator[WeightEntry]]:
+    """Weights to draw from. What is left at the end is drawn then, after an error too: ranks gather them together, and
+    none may wait for this one."""
+    going = iter(entries)
+    try:
+        yield going
+    finally:
+        for _ in going:
+            pass
 
 
 def write_model(entries: Iterable[WeightEntry], folder: Path) -> None:

@@ -95,16 +95,12 @@ def _joins_weights(model: PreTrainedModel) -> bool:
 
 def export(model: PreTrainedModel, config: ModelConfig, folder: Path, *, rank: int) -> None:
     """Write a Hugging Face folder; it appears whole or not at all. A collective call where the model is sharded."""
-    going = entries(model)
-    try:
+    with tensor_files.drained(entries(model)) as going:
         if rank == 0:
             with complete(folder) as aside:
                 model.save_pretrained(aside, state_dict={})  # all but the weights
                 tensor_files.write_model(going, aside)
                 _write_tokenizer(config, aside)
-    finally:
-        for _ in going:  # whatever fails here, no other rank waits for this one
-            pass
 
 
 def _write_tokenizer(config: ModelConfig, folder: Path) -> None:

@@ -94,15 +94,11 @@ def weights_of(context: BackendContext, config: PreTrainedConfig, drawn: Mapping
 
 def export(entries: Iterable[WeightEntry], config: PreTrainedConfig, context: BackendContext, folder: Path) -> None:
     """Write a Hugging Face folder, which appears whole or not at all: a collective call; rank 0 writes."""
-    going = iter(entries)
-    try:
+    with tensor_files.drained(entries) as going:
         if context.rank == 0:
             with complete(folder) as aside:
                 tensor_files.write_model(going, aside)
                 _write_about(config, context, aside)
-    finally:
-        for _ in going:  # whatever fails here, no other rank waits for this one
-            pass
 
 
 def _write_about(config: PreTrainedConfig, context: BackendContext, folder: Path) -> None:
